@@ -1,4 +1,4 @@
-"""All files of one writer: its batches in order, and its manifest."""
+"""Write the files of one writer: its batches in order, and its manifest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BatchFiles:
     def __init__(
         self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool, manifest: Appender | None = None
     ):
-        """manifest: manifest of a dead writer, to continue; see go_on()."""
+        """manifest: reopened manifest of a dead writer; see resume()."""
         self.writer: str = schema["writer"]
         self._storage = storage
         self._schema = schema
@@ -63,17 +63,17 @@ class BatchFiles:
             raise InvalidOption(f"uid={self.writer!r}: exists in {storage.root}; pass another or omit it") from error
 
     def reserve(self) -> None:
-        """Keep a file descriptor for the next batch, until it is open; from now on also after each batch.
+        """Reserve a file descriptor for the next batch until it is open, and again after each batch.
 
-        Where none is left for a ring either, the steps before the first batch are in memory alone.
+        Without a descriptor for a ring, the steps before the first batch are only in memory.
         """
         self._reserve = Reserve()
         self._reserve.take()
 
-    def go_on(self, batches: int, last: BatchReader | None) -> None:
-        """Continue where a writer died.
+    def resume(self, batches: int, last: BatchReader | None) -> None:
+        """Continue the files of a dead writer.
 
-        batches: number of sealed ones. last: the one after them if it was begun; it ends with a whole record.
+        batches: number of sealed batches. last: the unsealed batch, if any; it must end with a complete record.
         """
         self._batches = batches
         if last is not None:
@@ -92,13 +92,14 @@ class BatchFiles:
 
         Args:
             columns: typed arrays of rows, lists of MessagePack values, or encoded columns.
-            slab: sequence number of the slab that the chunk comes from, and whether more of its chunks follow.
-            pending: actions without an answer so far (docs/FORMAT.md, section 4). If this is the last chunk, they never
-                get one.
+            slab: sequence number of the slab that the chunk comes from, and True if more of its chunks follow.
+            pending: actions without a result so far (docs/FORMAT.md, section 4); final if this is the last chunk.
 
         Raises UnstorableValue for data that a reader would reject.
         """
-        while len(fragments) > wire.MAX_TABLE:  # a repair puts many ends, which have no rows, in front
+        while (
+            len(fragments) > wire.MAX_TABLE
+        ):  # a repair puts many fragments that only end episodes, without rows, first
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
             self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
@@ -115,18 +116,18 @@ class BatchFiles:
         pending: Sequence[Any] = (),
     ) -> None:
         columns = [self._encoded(("fragments",), fragments), *columns]
-        self._with_room(fragments).write_chunk(fragments, columns, slab, pending)
+        self._batch_with_space(fragments).write_chunk(fragments, columns, slab, pending)
         self._wrote(fragments)
 
     def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
-        """Append a chunk of another batch as stored. fragments: its fragment table."""
-        self._with_room(fragments).copy_chunk(fragments, chunk)
+        """Append a chunk of another batch as stored. fragments: fragment table of the chunk."""
+        self._batch_with_space(fragments).copy_chunk(fragments, chunk)
         self._wrote(fragments)
 
     def copy_batch(self, batch: BatchReader, crc: int | None) -> None:
-        """Seal the current batch, and copy a sealed batch. crc: of its file, if known.
+        """Seal the current batch, and copy a sealed batch. crc: CRC of the file of that batch, if known.
 
-        Raises UnstorableValue if the batch must be written again, chunk by chunk; CorruptTrace.
+        Raises UnstorableValue if the batch must be rewritten chunk by chunk instead; CorruptTrace.
         """
         self.seal()
         name = batch_name(self.writer, self._batches)
@@ -135,9 +136,9 @@ class BatchFiles:
         self._count(batch.fragments)
         self._sealed(name, batch.size, crc)
 
-    def _with_room(self, fragments: Array) -> BatchWriter:
+    def _batch_with_space(self, fragments: Array) -> BatchWriter:
         """Return the current batch, or a new one if these fragments do not fit."""
-        if self._batch is not None and not self._batch.has_room(len(fragments)):
+        if self._batch is not None and not self._batch.has_space(len(fragments)):
             self.seal()
         return self.batch()
 
@@ -154,7 +155,7 @@ class BatchFiles:
     def feed(self, path: ColumnPath, rows: Array | DeltaRows, as_before: bool = False) -> None:
         """Add large rows to a column of the next chunk. All have one dtype and shape; do not modify them later.
 
-        as_before: the rows are like those of the last chunk, such as another lane: encodings are not tried again.
+        as_before: the rows resemble the last chunk, such as those of another lane: do not try encodings again.
         """
         self._fed[path] = None
         self._encoder(path).feed(rows, as_before)
@@ -210,8 +211,8 @@ class BatchFiles:
             self.detach()
 
     def fail(self, problem: str) -> None:
-        """Close all files as they are; the manifest gets the problem, if the disk has room for it."""
-        self._detach_batch()  # whose torn end leaves room
+        """Close all files as they are; write the problem to the manifest, if the disk has space for it."""
+        self._detach_batch()  # first: truncating its torn end may free space
         with contextlib.suppress(OSError):
             self._manifest.write(line({"type": FAILED, "problem": problem}))
         self.detach()

@@ -33,13 +33,13 @@ from gym_trace.storage.protocol import Reader, ReadStorage, Span
 
 PART = staging.PART
 MISSING = "this batch is missing"
-FOREIGN = "this batch is of another recording"
+FOREIGN = "this batch belongs to another recording"
 PARITY_CONTRADICTS = "the parity contradicts intact data; nothing is restored from it"
 _NO_RECORD = "not a record"
-_FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones
-_HEALING = threading.Lock()  # one batch at a time; readers of it wait, and read what is restored
-_TAIL = 1 << 10  # bytes of a batch with its footer, fetched together with its begin
-_SMALL = 1 << 16  # bytes of a chunk that is fetched whole: its header and columns take two round trips
+_FARTHEST = 1 << 40  # largest plausible offset; operating systems reject much larger ones
+_HEALING = threading.Lock()  # heal one batch at a time; other threads wait for the restored bytes
+_TAIL = 1 << 10  # bytes at the end of a batch that are fetched together with its beginning
+_SMALL = 1 << 16  # bytes; smaller chunks are fetched whole, larger ones in two round trips: header, then columns
 _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
 
@@ -69,7 +69,7 @@ class Chunk:
     """The columns of one chunk: read, verified, and decoded on access.
 
     Attributes:
-        described: descriptor of each column, also of those that were not read.
+        described: descriptors of all columns, also of unread ones.
         rows: number of rows of each column, by path.
         located: function that adds the position of the chunk to an error.
     """
@@ -103,7 +103,7 @@ class Chunk:
         return path in self._blobs
 
     def only(self, wanted: Callable[[Path], bool]) -> Chunk:
-        """Return a chunk with some of these columns."""
+        """Return a chunk with the wanted columns only."""
         blobs = {path: blob for path, blob in self._blobs.items() if wanted(path)}
         return Chunk(blobs, self.described, self.located)
 
@@ -158,7 +158,7 @@ class Chunk:
 class StoredChunk(NamedTuple):
     """A chunk as stored in a batch: its record header and metadata, without the bytes of its columns.
 
-    pending: pending actions: steps that were never answered.
+    pending: pending actions: actions without a result.
     """
 
     file: Reader
@@ -168,13 +168,13 @@ class StoredChunk(NamedTuple):
 
 
 class SlabLedger:
-    """The slabs of the writer's ring (docs/FORMAT.md, section 8) that the chunks of a batch come from.
+    """The slabs of the writer's ring (docs/FORMAT.md, section 8) that are in a batch.
 
     Attributes:
-        complete: number of the latest slab that is in the batches so far, with all slabs before it.
+        complete: number of the latest slab that is completely in the batches so far; earlier slabs are, too.
         unfinished: number of the slab that the last chunks come from, if more chunks of it follow; otherwise 0.
         chunks: number of these last chunks.
-        pending: pending actions in the last chunk: steps that were never answered.
+        pending: pending actions in the last chunk: actions without a result.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class SlabLedger:
         return ledger
 
     def take(self, metadata: dict[str, Any]) -> None:
-        """Update from the metadata of the next chunk, which is untrusted."""
+        """Update from the untrusted metadata of the next chunk."""
         self.pending = metadata.get("pending")
         before, self.unfinished, self.chunks = (self.unfinished, self.chunks), 0, 0
         match metadata.get("slab"):
@@ -212,7 +212,7 @@ class Index(NamedTuple):
 
 
 class RowBudget:
-    """Limits the table rows of a trace: tables stay in memory, and few stored bytes can become many rows."""
+    """Limits the table rows of a trace: tables stay in memory, and a few stored bytes may become many rows."""
 
     def __init__(self) -> None:
         self._rows = wire.TABLE_ROWS
@@ -238,8 +238,8 @@ class BatchReader:
         chunks: offset, length, number of fragments and observation rows of each chunk (wire.CHUNK_ENTRY).
         totals: raw and stored bytes of each column.
         slabs: the slabs of the ring that these chunks come from.
-        damage: damage found so far. A torn end of an unsealed batch is not damage, nor is what parity has restored.
-        healed: damaged ranges that are read as they were recorded, because parity has restored them.
+        damage: damage found so far, except the torn end of an unsealed batch and ranges restored by parity.
+        healed: damaged ranges that parity has restored.
         parity_contradicts: True if heal() ignored the parity because it contradicts intact data.
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
@@ -253,7 +253,7 @@ class BatchReader:
         self.name = name
         self.healed: list[Damage] = []
         self.parity_contradicts = False
-        self._is_checked = False  # against the parity
+        self._is_checked = False  # True once compared with the parity
         self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
@@ -281,7 +281,7 @@ class BatchReader:
         self.totals: dict[Path, list[int]] = {}
         self.fragments = Fragments()
         self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
-        self._walked = wire.HEADER_SIZE
+        self._read_to = wire.HEADER_SIZE
         self.header = self._file_header(file)
         if not self._read_index(file):
             self._walk(file)
@@ -298,14 +298,14 @@ class BatchReader:
             self._walk(file)
 
     def is_replaced(self, name: str) -> bool:
-        """Return True if the file of this name, the one of the batch, is another one by now: an edit in place did that.
+        """Return True if an edit in place has replaced the file of this name since the batch was opened.
 
         Raises OSError.
         """
         size = self._storage.size(name)
         if size < self.size or (self.sealed and size > self.size):
             return True
-        if self.sealed:  # costs no read to tell
+        if self.sealed:  # no read needed
             return self._storage.version(name) != self._version
         with contextlib.suppress(CorruptTrace, UnsupportedTrace), self._storage.open(name) as file:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id != self.header.file_id
@@ -347,11 +347,11 @@ class BatchReader:
                 blobs = {c.path: (c, checked(file, where, c)) for c, where in columns if wanted(c.path)}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
-        path = self.path  # a chunk that is kept keeps no batch, whose table can be large
+        path = self.path  # a chunk must not keep its batch alive, whose table can be large
         return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset))
 
     def expect(self, numbers: Iterable[int], wanted: Callable[[Path], bool]) -> None:
-        """Fetch what read_chunk() reads of several chunks, in two round trips. Raises OSError, CorruptTrace."""
+        """Prefetch what read_chunk() reads for these chunks, in two round trips. Raises OSError, CorruptTrace."""
         large = []
         spans = []
         for number in numbers:
@@ -372,10 +372,9 @@ class BatchReader:
         self._storage.expect(spans)
 
     def heal(self) -> bool:
-        """Restore damaged bytes from the parity, on the first call; return True if there were any.
+        """Restore damaged bytes from the parity, on the first call; return True if any were restored.
 
-        Reads the whole batch. From then on open() and all that reads the batch see the restored bytes. Intact bytes are
-        never replaced.
+        Reads the whole batch. From then on open() returns the restored bytes. Intact bytes are never replaced.
         """
         with _HEALING:
             if self._is_checked:
@@ -384,12 +383,12 @@ class BatchReader:
             with self.open() as file, contextlib.suppress(CorruptTrace):
                 if (stored := stored_parity(file, self.header.file_id)) is not None:
                     blocks, _, self.parity_contradicts, _ = heal(file, stored)
-            self._is_checked = not self.name.endswith(PART)  # which may get its parity later
+            self._is_checked = not self.name.endswith(PART)  # an unsealed batch gets its parity later
             if blocks:
                 self.healed, self._restored = restored_ranges(self.path, blocks), blocks
         if blocks and self._warns:
             warnings.warn(
-                f"{self.path}: damaged, and read as it was recorded by its parity; "
+                f"{self.path}: damaged, but read as recorded, restored by its parity; "
                 "'gym-trace repair --in-place' writes the original bytes back",
                 UserWarning,
                 stacklevel=2,
@@ -415,7 +414,7 @@ class BatchReader:
 
     def open(self) -> Reader:
         """Open the file, with restored bytes in place of damaged ones. Raises OSError, CorruptTrace."""
-        name = self.name  # another thread may change it
+        name = self.name  # another thread may change self.name
         try:
             file = self._storage.open(name)
         except FileNotFoundError:
@@ -498,7 +497,7 @@ class BatchReader:
         """Read records from the end of the last walk; after damage, continue at the next valid record."""
         fragments: list[Array] = []
         chunks: list[tuple[int, int, int, int]] = []
-        offset = self._walked
+        offset = self._read_to
         self.torn = 0
         while offset < self.size:
             header = self._header_at(file, offset)
@@ -523,7 +522,7 @@ class BatchReader:
                 following = self.size - wire.HEADER_SIZE if self._footer(file) else self.size
             self._damaged(offset, following, _NO_RECORD)
             offset = following
-        self._walked = offset
+        self._read_to = offset
         self.fragments = Fragments.joined([self.fragments, Fragments(fragments)])
         self.chunks = np.concatenate([self.chunks, np.array(chunks, wire.CHUNK_ENTRY)])
 
@@ -557,7 +556,7 @@ class BatchReader:
     def _table(
         self, columns: dict[Path, tuple[ColumnDescriptor, Buffer]], name: str, dtype: np.dtype[Any]
     ) -> tuple[ColumnDescriptor, Buffer]:
-        """Return the column of a table as stored, its rows counted. Raises CorruptTrace."""
+        """Return the column of a table as stored, and count its rows. Raises CorruptTrace."""
         found = columns.get((name,))
         if found is None or found[0].dtype != f"|V{dtype.itemsize}":
             raise CorruptTrace(f"record without a {name} table")
@@ -575,7 +574,7 @@ class BatchReader:
 
 
 def expect_indexes(storage: ReadStorage, names: Iterable[str]) -> None:
-    """Fetch begin and index of several batches, and manifests, in two round trips. Raises OSError."""
+    """Prefetch manifests, and the beginning and index of batches, in two round trips. Raises OSError."""
     sizes = {name: storage.size(name) for name in names if not name.endswith(PART)}
     manifests = [Span(name, 0, sizes.pop(name)) for name in [*sizes] if name.endswith(SUFFIX)]
     begins = [Span(name, 0, 2 * wire.HEADER_SIZE) for name in sizes]
@@ -592,7 +591,7 @@ def expect_indexes(storage: ReadStorage, names: Iterable[str]) -> None:
 
 
 def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:
-    """Read a file, up to this offset; return the number of bytes and their CRC. Raises OSError."""
+    """Read a file up to `end`; return the number of bytes and their CRC. Raises OSError."""
     size = crc = 0
     end = file.size if end is None else end
     while block := file.read(size, min(SCAN_BLOCK, end - size)):
@@ -601,6 +600,7 @@ def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:
 
 
 def observation_rows(fragments: Array | Fragments) -> int:
+    """Return the number of observation rows of these fragments."""
     return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))
 
 

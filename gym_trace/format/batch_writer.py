@@ -28,7 +28,7 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
     """Copy a sealed batch without decoding it, under another batch number; return the CRC of the copy.
 
     Args:
-        crc: CRC of its file; None: computed by reading the file.
+        crc: CRC of the file; None: compute it.
 
     Raises:
         UnstorableValue: the new number would change the length of the batch. Nothing was written.
@@ -36,7 +36,7 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
     """
     is_renumbered = batch.schema is not None and (batch.header.batch, batch.schema.get("batch")) != (number, number)
     if is_renumbered:
-        batch.heal()  # parity is computed again for what is read
+        batch.heal()  # the new parity must cover restored bytes
     with batch.open() as file:
         file_id = batch.header.file_id
         header = wire.unpack_record_header(file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE, file_id)
@@ -58,7 +58,7 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
             content, end = HealedReader(file, {0: new}), stored.shape.covered
             parity = record_for(content, stored, parity_of(content, stored.shape))
             if parity is None or end < len(new):
-                raise UnstorableValue(f"{batch.path}: its parity does not fit; its chunks are copied one by one")
+                raise UnstorableValue(f"{batch.path}: its parity does not fit; copy its chunks one by one")
             tail = parity + stored.footer
             crc = crc32(tail, size_and_crc(content, end)[1])
         with staged_file(target, name) as copy:
@@ -69,7 +69,7 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
 
 
 def features_of(schema: dict[str, Any]) -> int:
-    """Return the feature bits that a reader of this schema must support."""
+    """Return the feature bits that this schema requires of a reader."""
     return wire.ORIGINS if ORIGINS in schema else 0
 
 
@@ -82,20 +82,22 @@ class BatchWriter:
     def __init__(
         self, storage: Storage, name: str, number: int, schema: dict[str, Any], begun: BatchReader | None = None
     ):
-        """begun: the batch of a dead writer, to continue; it ends with a whole record."""
+        """begun: unsealed batch of a dead writer, to continue; it ends with a complete record."""
         self.name = name  # name of the sealed batch; the open file has the suffix .part
         self._storage = storage
         self._sequence = 0
         self._fragments: list[Array] = []
         self._chunks: list[tuple[int, int, int, int]] = []
         self._totals: dict[Path, list[int]] = {}
-        self._slab: tuple[int, bool, int] | None = None  # slab of the last chunk; the int counts its latest chunks
+        self._slab: tuple[int, bool, int] | None = (
+            None  # slab of the last chunk, True if more follows, and number of its latest chunks
+        )
         self._pending: Sequence[Any] = ()  # pending actions of the last chunk
         self.size = 0
         self.crc = 0
         self.fragments = 0
         if begun is not None:
-            self._go_on(begun)
+            self._resume(begun)
             return
         self._file_id = os.urandom(16)
         self._file = storage.create(name + PART)
@@ -106,9 +108,9 @@ class BatchWriter:
             self.detach()
             raise
 
-    def _go_on(self, begun: BatchReader) -> None:
+    def _resume(self, begun: BatchReader) -> None:
         file = self._storage.reopen(begun.name)
-        assert file is not None  # as no lock is asked for
+        assert file is not None  # None only for a held lock
         self._file_id, self._file = begun.header.file_id, file
         self._fragments, self._chunks = [begun.fragments[:]], list(map(tuple, begun.chunks.tolist()))
         self._totals = {path: list(sizes) for path, sizes in begun.totals.items()}
@@ -121,7 +123,7 @@ class BatchWriter:
             if self._chunks:
                 self._sequence += begun.stored_chunk(reader, len(self._chunks) - 1).header.sequence
 
-    def has_room(self, fragments: int) -> bool:
+    def has_space(self, fragments: int) -> bool:
         """Return True if the index has space for one more chunk with this number of fragments."""
         return self.fragments + fragments <= wire.MAX_TABLE and len(self._chunks) < wire.MAX_TABLE
 
@@ -135,7 +137,7 @@ class BatchWriter:
         """Append a chunk; see BatchFiles.write.
 
         Args:
-            columns: the fragment table, then the data, the bytes of each in pieces.
+            columns: the fragment table, then the data; each with its bytes in pieces.
         """
         offset, described = self.size, [column for column, _ in columns]
         metadata = _metadata(described, slab, pending)

@@ -1,4 +1,4 @@
-"""Columns of a record: descriptors, encoding and decoding (docs/FORMAT.md, section 3). What is decoded is untrusted."""
+"""Columns of a record: descriptors, encoding and decoding (docs/FORMAT.md, section 3). Stored columns are untrusted."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from gym_trace.format.encodings import (
 
 MSGPACK = "msgpack"
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations", "states")  # roots of the columns with one row per step
-_TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
+_NUMBER_LIMIT = 1 << 32  # numbers in a descriptor are smaller; a checksum has 32 bits
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back
 _SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
-_LARGE_SAMPLE = 1 << 20  # same for large rows: more, because the first row is stored whole and must not dominate
-_LITTLE = 1024  # bytes; large rows with fewer changed bytes get a higher zstd level
+_LARGE_SAMPLE = 1 << 20  # same for large rows; larger, so that the first row, which is stored whole, does not dominate
+_LITTLE = 1024  # bytes; large rows with at most this many changed bytes get a higher zstd level
 _HARDER = 3  # zstd levels added for such rows
 _LITTLE_CHUNK = 256 << 10  # bytes, size hint for chunks of such rows: zstd uses less memory and searches harder
 _QUICK = -1  # zstd level several times faster than level 1
 _QUICK_SIZE = 1.03  # size ratio up to which _QUICK replaces level 1
 _LEAST_QUICK_SAMPLE = 16 << 10  # bytes; smaller samples do not predict that ratio
 _WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompressed
-_LEAST_BYTES = 256  # smaller columns stay uncompressed: the call passes the interpreter lock to the recorded loop
-_LEAST_ROWS = 2  # fewer large rows do not predict the next ones
+_LEAST_BYTES = 256  # smaller columns stay uncompressed: compressing hands the interpreter lock to the user's loop
+_LEAST_ROWS = 2  # fewer large rows are not a sample
 _RETRY_AFTER = 64  # chunks between trials of the encodings
 
 Path = tuple[str | int, ...]
@@ -80,7 +80,7 @@ class ColumnDescriptor(NamedTuple):
 
     @property
     def encoded_rows(self) -> int:
-        """Rows that are stored: one if all are equal."""
+        """Number of stored rows: one if all are equal."""
         return min(self.rows, 1) if self.encoding & CONSTANT else self.rows
 
     @property
@@ -109,7 +109,7 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
         numbers = (*column.shape, rows, encoding, stored, raw, crc)
     except (TypeError, ValueError) as error:
         raise CorruptTrace("malformed column descriptor") from error
-    if not all(type(number) is int and 0 <= number < _TOO_LARGE for number in numbers):
+    if not all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers):
         raise CorruptTrace("number out of range in a column descriptor")
     if not is_path(column.path):
         raise CorruptTrace("malformed column path")
@@ -160,7 +160,7 @@ def decode(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
             return _decode_typed(column, blob)
         view, bounds = _value_bounds(column, blob)
         containers = Containers() if column.full_size > MAX_CONTAINERS else None
-        # Equal values are unpacked again: they must not share memory.
+        # Unpack equal values one by one: they must not share memory.
         return objects([unpack(view[a:b], containers) for a, b in bounds])
     except MemoryError as error:
         raise memory_error(column) from error
@@ -214,7 +214,7 @@ def _inflated(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
 
 
 def inflated_pieces(column: ColumnDescriptor, blob: bytes | memoryview, count: int) -> Iterator[Array]:
-    """Decompress blob to exactly the declared size; yield it in pieces of equal size, each in the memory of the last.
+    """Decompress blob to exactly the declared size; yield pieces of equal size, all in the same memory.
 
     Raises CorruptTrace.
     """
@@ -277,8 +277,8 @@ class Workspace:
             self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
 
 
-class _Habit:
-    """The best encoding so far for small or large rows of a column."""
+class _Choice:
+    """The best encoding so far for the small or the large rows of a column."""
 
     def __init__(self) -> None:
         self.encoding = PLAIN
@@ -289,13 +289,13 @@ class _Habit:
 
 
 class ColumnEncoder:
-    """Encodes one column, chunk by chunk, with the encoding that compressed its rows best."""
+    """Encodes one column, chunk by chunk, with the encoding that compresses its rows best."""
 
     def __init__(self, path: Path, workspace: Workspace):
         self._path = path
         self._workspace = workspace
-        self._habits = (_Habit(), _Habit())  # for small rows, for large rows
-        # Key: is the level raised by _HARDER? Not shared: several columns are open at a time.
+        self._choices = (_Choice(), _Choice())  # for small rows, for large rows
+        # Key: True if the level is raised by _HARDER. Not shared, because several columns are open at a time.
         self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
         self._stream: _ColumnStream | None = None
         self._changes_little = False  # True if few bytes change per row in the current or the last stream
@@ -303,7 +303,7 @@ class ColumnEncoder:
     def feed(self, rows: Array | DeltaRows, as_before: bool = False) -> None:
         """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish().
 
-        as_before: use the encoding of the last chunk: the rows are like its rows.
+        as_before: the rows resemble the last chunk: use its encoding.
         """
         if self._stream is None:
             shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
@@ -322,7 +322,7 @@ class ColumnEncoder:
         assert stream is not None
         pieces = stream.finish()
         if self._changes_little and not stream.changes_little:  # the rows are different now: try encodings again
-            self._habits[True].until_trial = 0
+            self._choices[True].until_trial = 0
         self._changes_little = stream.changes_little
         column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.bits, stream.raw, pieces)
         return column, pieces
@@ -330,7 +330,7 @@ class ColumnEncoder:
     def _stream_compressor(self, encoding: Encoding) -> zstandard.ZstdCompressor:
         little = encoding is CHANGES and self._changes_little
         if little not in self._compressors:
-            level = min(22, self._workspace.level + _HARDER * little) or 1  # 0 would be 3
+            level = min(22, self._workspace.level + _HARDER * little) or 1  # zstd takes 0 as 3
             size = _LITTLE_CHUNK if little else 0  # 0: unknown
             parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
             self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
@@ -349,7 +349,7 @@ class ColumnEncoder:
             flat = flat[:1]
         else:
             encoding, _ = self._choice(rows, flat.shape[1])
-            if self._habits[False].quick:
+            if self._choices[False].quick:
                 compress = self._workspace.compress_quickly
         blob, bits = _squeezed(_encoded(flat, encoding, rows.dtype.itemsize), flat, encoding.bits, compress)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
@@ -379,29 +379,29 @@ class ColumnEncoder:
         return ColumnDescriptor(self._path, dtype, shape, rows, bits, sum(map(len, pieces)), raw, crc)
 
     def _choice(self, rows: Array | DeltaRows, row_size: int, as_before: bool = False) -> tuple[Encoding, bool]:
-        """Return the encoding that was smallest on a sample, with periodic new trials, and whether to compress."""
+        """Return the encoding that was smallest on a sample, and True to compress. Try again from time to time."""
         large = _is_large(row_size)
-        habit = self._habits[large]
+        choice = self._choices[large]
         if large and len(rows) < _LEAST_ROWS:
-            return (habit.encoding, habit.compressible) if habit.patience else (CHANGES, True)
+            return (choice.encoding, choice.compressible) if choice.patience else (CHANGES, True)
         if large and isinstance(rows, DeltaRows):
             self._changes_little = rows.changed <= _LITTLE * len(rows)
-        if large and self._changes_little and (isinstance(rows, DeltaRows) or habit.encoding is CHANGES):
+        if large and self._changes_little and (isinstance(rows, DeltaRows) or choice.encoding is CHANGES):
             return CHANGES, True  # clearly the best: skip the trials
-        if rows.dtype.names and not large:  # a table: SHUFFLE takes at most 10 % more space, in about half of the time
+        if rows.dtype.names and not large:  # a table: SHUFFLE needs half the time for at most 10 % more space
             return SHUFFLE, True
-        habit.until_trial -= not as_before
-        if habit.until_trial < 0 and len(rows) * row_size:
+        choice.until_trial -= not as_before
+        if choice.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
             sample = next(rows.arrays(tried)) if isinstance(rows, DeltaRows) else transforms.as_bytes(rows[:tried])
-            self._try(habit, sample, rows.dtype.itemsize)
+            self._try(choice, sample, rows.dtype.itemsize)
             # The first rows of a column may not be typical: try again soon.
-            habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
-            habit.until_trial = habit.patience
-        return habit.encoding, habit.compressible
+            choice.patience = min(_RETRY_AFTER, 4 * choice.patience + 3)
+            choice.until_trial = choice.patience
+        return choice.encoding, choice.compressible
 
-    def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
-        """Choose the encoding with the smallest sample."""
+    def _try(self, choice: _Choice, sample: Array, item_size: int) -> None:
+        """Choose the encoding that makes the sample smallest."""
         sizes: dict[Encoding, int] = {}
         row_size = sample.shape[1]
         for candidate in ENCODINGS:
@@ -412,12 +412,12 @@ class ColumnEncoder:
                 break
         # Each transform costs time, so it must save 2 %.
         best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bits.bit_count()))
-        habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
-        habit.encoding = best if habit.compressible else PLAIN
+        choice.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
+        choice.encoding = best if choice.compressible else PLAIN
         quick = self._workspace.compress_quickly
         if not _is_large(row_size) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
-            encoded = _encoded(sample, habit.encoding, item_size)
-            habit.quick = len(quick(encoded)) <= _QUICK_SIZE * sizes[best]
+            encoded = _encoded(sample, choice.encoding, item_size)
+            choice.quick = len(quick(encoded)) <= _QUICK_SIZE * sizes[best]
 
     def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int:
         workspace = self._workspace
@@ -434,7 +434,7 @@ class ColumnEncoder:
 def _squeezed(
     encoded: Array | bytes, plain: Array | bytes, bits: int, compress: Callable[[Any], bytes]
 ) -> tuple[bytes, int]:
-    """Return what to store of small rows, compressed if that is smaller, and its encoding bits."""
+    """Return the bytes to store for small rows, compressed if that is smaller, and their encoding bits."""
     size = encoded.nbytes if isinstance(encoded, np.ndarray) else len(encoded)
     if size >= _LEAST_BYTES:
         blob = compress(encoded)
@@ -455,7 +455,7 @@ def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes:
 
 
 class _ColumnStream:
-    """Large rows of one chunk, encoded and compressed as they arrive. compressor: None: do not compress."""
+    """Large rows of one chunk, encoded and compressed as they arrive. compressor: None to store uncompressed."""
 
     def __init__(
         self,
@@ -496,7 +496,9 @@ class _ColumnStream:
             self._add(first)
         slots = frames.slots[skip:]
         whole = sum(isinstance(slot, bytes) for slot in slots)
-        step = self._step if whole > self._step else len(slots)  # positions of whole rows take up to 8 times their size
+        step = (
+            self._step if whole > self._step else len(slots)
+        )  # whole rows with their positions take up to 8 times their size
         for i in range(0, len(slots), step or 1):
             self._add(transforms.packed_changes(slots[i : i + step], frames.row_size))
         self.rows += len(frames)

@@ -1,4 +1,4 @@
-"""The files of a trace directory: writers, batches, rings and videos; and on_exist."""
+"""The files of a trace directory: writers, batches, rings and videos; the option on_exist."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from gym_trace.printable import printable
 from gym_trace.storage.protocol import ReadStorage, Storage
 
 RING = ".ring"  # suffix of a ring file (docs/FORMAT.md, section 8)
-_MOST_SAID = 300  # characters of the reason why a writer stopped
+_MOST_REASON = 300  # characters of the reason why a writer stopped
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
 _BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.part)?")
-
 _RING = re.compile(_WRITER + re.escape(RING))
 _VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?P<part>\.part)?")
 _KINDS = {"batch": _BATCH, "manifest": _MANIFEST, "ring": _RING, "video": _VIDEO}
@@ -45,7 +44,7 @@ class WriterFiles:
         self._entries: list[dict[str, Any]] | None = None
 
     def of_origin(self, writer: str, entries: list[dict[str, Any]]) -> WriterFiles:
-        """Return the files for a dead writer that has only a manifest: its episodes are in batches of this one."""
+        """Return the files of an origin: only manifest entries, as its episodes are in batches of this writer."""
         files = WriterFiles(self.storage, writer)
         files.manifest, files._entries = self.manifest, entries
         return files
@@ -72,15 +71,15 @@ class WriterFiles:
         return self._entries is None and self.manifest is not None and self.storage.holder(self.manifest) is not None
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Return the entries of the manifest, as from read_manifest; none without a manifest."""
+        """Iterate over the entries of the manifest; none without a manifest."""
         if self._entries is not None:
             return iter(self._entries)
         return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
 
     def listed(self) -> tuple[dict[str, dict[str, Any]], set[int]]:
-        """Return the line of the manifest of each sealed batch, by name, and the numbers of dropped batches.
+        """Return the manifest lines of sealed batches, by name, and the numbers of dropped batches.
 
-        A dropped batch may be there: as it was, if the writer died, or with the episodes that are kept.
+        A dropped batch may exist: unchanged, if the writer died, or with only some of its episodes.
         """
         found: dict[str, dict[str, Any]] = {}
         dropped = set()
@@ -96,19 +95,20 @@ class WriterFiles:
         return found, dropped
 
     def missing(self) -> list[range]:
-        """Return the numbers of batches that are not there and were not dropped."""
+        """Return the numbers of batches that are missing and were not dropped."""
         listed, dropped = self.listed()
         counted = {batch_number(self.writer, name) or 0 for name in listed}
         end = 1 + max([-1, *self.batches, *counted])
-        gone = {number for number in dropped - counted if number < end}
-        present = sorted({-1, end, *self.batches} | gone)
+        removed = {number for number in dropped - counted if number < end}
+        present = sorted({-1, end, *self.batches} | removed)
         return [range(before + 1, after) for before, after in pairwise(present) if before + 1 < after]
 
     def foreign(self, schemas: Mapping[int, dict[str, Any] | None]) -> set[int]:
         """Return the numbers of batches that another writer with the same id has recorded.
 
-        schemas: schemas of the batches, by number; None: unknown. The writer's own are those of the manifest, or
-                else the majority.
+        The writer's own batches have the creation time of the manifest, or of the majority if no batch has that.
+
+        schemas: schemas of the batches, by number; None: unknown.
         """
         created = {number: _created(schema) for number, schema in schemas.items() if schema is not None}
         if len(set(created.values())) < 2:
@@ -119,9 +119,9 @@ class WriterFiles:
         return {number for number, when in created.items() if when != own}
 
     def failure(self) -> str | None:
-        """Why the writer stopped recording before it was closed, in printable text; None if it does not say so."""
+        """Return the reason why the writer stopped early, as printable text; None without one."""
         found = (entry for entry in self.entries() if entry.get("type") == manifest.FAILED)
-        return next((printable(entry.get("problem"))[:_MOST_SAID] for entry in found), None)
+        return next((printable(entry.get("problem"))[:_MOST_REASON] for entry in found), None)
 
 
 def _created(schema: Mapping[str, Any]) -> int | None:
@@ -166,12 +166,12 @@ def kind_of(name: str) -> str | None:
 
 
 def writer_of(name: str) -> str | None:
-    """Return the writer of a file; None for facts and for files of others."""
+    """Return the writer of a file; None for facts and for files outside the trace."""
     return next((found["writer"] for pattern in _KINDS.values() if (found := pattern.fullmatch(name))), None)
 
 
 def find_writers(storage: ReadStorage) -> list[WriterFiles]:
-    """Return the writers of a trace in the order of their ids, which begin with a time. Raises TraceNotFound."""
+    """Return the writers of a trace, ordered by id. Raises TraceNotFound."""
     writers: dict[str, WriterFiles] = {}
     rings = set()
     for name in sorted(storage.names()):
@@ -201,7 +201,7 @@ def make_directory(storage: Storage) -> None:
 def prepare(storage: Storage, on_exist: str, joins: Callable[[WriterFiles], bool]) -> None:
     """Handle an existing trace by on_exist: "error", "append" or "replace".
 
-    joins: returns True for a live writer that the new one belongs with; such writers are ignored.
+    joins: returns True for a writer of the same run; such writers are ignored.
     """
     if on_exist not in ("error", "append", "replace"):
         raise InvalidOption(f'on_exist={on_exist!r}: invalid; pass "error", "append" or "replace"')
@@ -226,7 +226,7 @@ def prepare(storage: Storage, on_exist: str, joins: Callable[[WriterFiles], bool
 
 
 def _closed_without_steps(files: WriterFiles) -> bool:
-    """Return True if the writer lost nothing: AsyncVectorEnv creates one for its spaces and closes it."""
+    """Return True for a writer closed without steps: AsyncVectorEnv makes an environment only for its spaces."""
     try:
         return any(entry.get("type") == "closed" and entry.get("steps") == 0 for entry in files.entries())
     except (TraceError, OSError):
@@ -234,10 +234,10 @@ def _closed_without_steps(files: WriterFiles) -> bool:
 
 
 def _of_several() -> str:
-    """Return a hint for a child process: its siblings may record into the same directory."""
+    """Return a hint for a child process, whose siblings may record into the same directory."""
     if multiprocessing.parent_process() is None:
         return ""
-    return f" (needed by a process that starts after others have closed theirs; this is {current_process().name})"
+    return f" (needed if other processes of this run have closed their traces; this is {current_process().name})"
 
 
 def _refuse_alive(files: WriterFiles) -> None:
@@ -256,7 +256,7 @@ def _delete(storage: Storage, files: WriterFiles) -> None:
     """Remove only files that provably belong to a writer: a valid manifest, batches with a valid header."""
     names = set(storage.names())
     for name in files.batches.values():
-        for batch in (name, name + PART):  # a sealed batch may have a .part file, too
+        for batch in (name, name + PART):  # a sealed batch may also have a .part file
             if batch in names and _is_batch(storage, batch):
                 storage.remove(batch)
     for name in (files.ring, files.ring + PART):
@@ -269,7 +269,7 @@ def _delete(storage: Storage, files: WriterFiles) -> None:
 
 
 def _videos(files: WriterFiles, names: set[str]) -> list[str]:
-    """Return the videos that a manifest lists, and unfinished ones of a killed writer: unlisted, with an MP4 header."""
+    """Return the videos in the manifest, and unlisted, unfinished ones of a killed writer with an MP4 header."""
     listed = {str(entry.get("file")) for entry in files.entries() if entry.get("type") == "video"}
     found = [match for match in map(_VIDEO.fullmatch, names) if match is not None and match["writer"] == files.writer]
     return [it[0] for it in found if it[0] in listed or (it["part"] and _begins_as_video(files.storage, it[0]))]
@@ -306,10 +306,10 @@ def _is_manifest(files: WriterFiles) -> bool:
 
 
 def sizes_of(storage: ReadStorage) -> dict[str, int]:
-    """Return the files of a trace, which may be recorded now, with their sizes."""
+    """Return the files of a trace and their sizes. A writer may be recording it."""
     found = {}
     for name in storage.names():
         if kind_of(name) is not None:
-            with suppress(FileNotFoundError):  # sealed, or removed, since
+            with suppress(FileNotFoundError):  # sealed or removed in the meantime
                 found[name] = storage.size(name)
     return found

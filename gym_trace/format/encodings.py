@@ -1,6 +1,6 @@
 """Encodings of the rows of a column, before compression (docs/FORMAT.md, section 3).
 
-Each is an object in ENCODINGS; all else about it follows from that list.
+Each encoding is an object in ENCODINGS; nothing else lists them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.format import kernels, transforms, wire
 
-ZSTD, CONSTANT = 1, 8  # bits that any encoding may have in addition; DELTAS has no CONSTANT
+ZSTD, CONSTANT = 1, 8  # bits that any encoding may have in addition; CHANGES never has CONSTANT
 _SHUFFLE, _XOR, _CHANGES = 2, 4, 16
 _PIECE_BYTES = 512 << 10  # large rows are encoded and compressed in pieces that fit the processor's cache
 
@@ -28,17 +28,17 @@ class Encoding(NamedTuple):
     """A way to store the bytes of rows.
 
     Attributes:
-        bits: its bits in the descriptor of a column.
-        applies: applies(row_size, item_size) is True if the encoder shall try it.
+        bits: bits of the encoding in a column descriptor.
+        applies: applies(row_size, item_size) is True if the encoder should try it.
         encode: encode(rows, before, scratch, item_size) returns the stored bytes.
             rows: (n, row size) uint8. before: (row size,) uint8, the row before them; zeros for the first rows.
             scratch: uint8, at least as large as rows; the result may lie in it.
-        decode: decode(data, rows, row_size, item_size) returns (rows, row size) uint8. data: uint8, of a size that
-            fits() accepts; it may be changed and returned. Raises CorruptTrace.
-        fits: fits(raw, rows, row_size) is True if `raw` stored bytes can be those of the rows. data is untrusted.
-        decode_rows: decode_rows(data, rows, begin, out) decodes the rows from begin on into out, without the others.
-            None: all rows must be decoded. An encoding that has it stores the first row of a chunk as it is; encode()
-            gets that row as `before`.
+        decode: decode(data, rows, row_size, item_size) returns (rows, row size) uint8. data: untrusted, uint8, of
+            a size that fits() accepts; decode() may modify and return it. Raises CorruptTrace.
+        fits: fits(raw, rows, row_size) is True if rows can take `raw` stored bytes.
+        decode_rows: decode_rows(data, rows, begin, out) decodes only the rows from begin on into out. None: not
+            possible. An encoding with decode_rows stores the first row of a chunk unencoded; encode() then gets that
+            row as `before`.
         piece_bytes: bytes of large rows per call of encode().
     """
 
@@ -52,7 +52,7 @@ class Encoding(NamedTuple):
 
 
 def encoding_of(bits: int) -> Encoding | None:
-    """Return the encoding with these bits, of which ZSTD and CONSTANT do not count; None if it is unknown."""
+    """Return the encoding with these bits, ignoring ZSTD and CONSTANT; None if it is unknown."""
     return _BY_BITS.get(bits & ~(ZSTD | CONSTANT))
 
 

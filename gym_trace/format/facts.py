@@ -53,8 +53,8 @@ def _is_flags_of_writer(value: Any) -> bool:
     return all(isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids) for ids in value.values())
 
 
-SPELT = {"licence": "license"}  # accepted spelling: stored key
-# Keys with a required form of their values: its description, and its check.
+SPELT = {"licence": "license"}  # accepted spelling -> stored key
+# Keys whose values must have a form: its description, and a function that checks it.
 KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "author": ("text", _is_text),
     "license": ("text, such as MIT or cc-by-4.0", _is_text),
@@ -119,7 +119,7 @@ def changed_facts(storage: Storage) -> Iterator[Facts]:
     """
     with alone(storage.root, is_needed=True) as is_alone:
         for name in storage.names() if is_alone else ():
-            if _PART.fullmatch(name):  # left by a process that was killed
+            if _PART.fullmatch(name):  # left by a killed process
                 storage.remove(name)
         facts = read_facts(storage)
         yield facts
@@ -136,7 +136,7 @@ def add_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
 def checked(facts: Mapping[str, Any]) -> Facts:
     """Validate facts from a user and return them with the keys of SPELT.
 
-    Raises InvalidOption for a value that lacks the form in KNOWN.
+    Raises InvalidOption for a value of another form than in KNOWN.
     """
     facts = {SPELT.get(key, key) if isinstance(key, str) else key: value for key, value in facts.items()}
     for key, value in facts.items():
@@ -162,7 +162,7 @@ def _packed(facts: Mapping[str, Any]) -> bytes:
 
 
 def fact_from_text(key: str, text: str) -> tuple[str, Any]:
-    """Return a fact of a command line: text is JSON if that is valid for the key, and otherwise the value itself.
+    """Return a fact given on a command line: text is parsed as JSON if the result is valid for the key.
 
     Examples:
         >>> gym_trace.edit.fact_from_text("tags", '["robot", "sim"]')
@@ -183,7 +183,7 @@ def known(facts: Mapping[str, Any]) -> Facts:
 
 
 def agreed(several: Iterable[Mapping[str, Any]]) -> Facts:
-    """Return the facts that all of several traces share, for a trace made of them, and the flags of them all."""
+    """Return the facts of a merged trace: those that all of its sources share, and the flags of every source."""
     first, *others = several
     shared = {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
     flags: dict[str, Any] = {}
@@ -199,7 +199,7 @@ def flags_of(facts: Mapping[str, Any]) -> dict[str, dict[int, str]]:
 
 
 def with_flag(facts: Mapping[str, Any], writer: str, episode: int, flag: str | None) -> Facts:
-    """Return the facts with the flag of an episode, by its writer and id, replaced; None removes it.
+    """Return the facts with another flag for the episode with this writer and id; None removes its flag.
 
     Raises InvalidOption.
     """

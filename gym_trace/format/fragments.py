@@ -1,4 +1,4 @@
-"""The fragments of batches: tables stay as they are stored, and fields are decoded when they are asked for."""
+"""The fragments of batches: tables stay encoded, and fields are decoded on access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_trace.format import kernels, wire
 from gym_trace.format.columns import Buffer, ColumnDescriptor, decode, inflated_pieces, memory_error
 from gym_trace.format.encodings import SHUFFLE, ZSTD
 
-_LEAST_ROWS = 4096  # smaller tables take less time decoded
+_LEAST_ROWS = 4096  # smaller tables are decoded at once, which is faster
 _SIZE = wire.FRAGMENT.itemsize
 _FIELDS = {name: (dtype, offset) for name, (dtype, offset, *_) in (wire.FRAGMENT.fields or {}).items()}
 _FIRST = _FIELDS["flags"][1] + _FIELDS["flags"][0].itemsize  # bytes of the fields that opening a trace needs
@@ -26,8 +26,8 @@ class Planes:
     """A fragment table as stored: one array per byte of a row. Most arrays hold one value for all rows.
 
     Args:
-        planes: the arrays of the first bytes of a row.
-        rest: returns those of the other bytes; called when one of them is asked for.
+        planes: arrays of the first bytes of each row.
+        rest: returns the arrays of the other bytes; called when one is needed.
     """
 
     def __init__(self, planes: list[Array], rest: Callable[[], list[Array]] = list):
@@ -53,7 +53,7 @@ class Planes:
         )
 
     def _planes(self, count: int) -> list[Array]:
-        """Return at least the first planes. Threads may do the same at the same time."""
+        """Return at least the first `count` planes. Several threads may call it at the same time."""
         planes, rest = self._stored
         if len(planes) < count:
             planes = [*planes, *rest()]
@@ -70,7 +70,7 @@ class Planes:
 
 
 def read_fragments(column: ColumnDescriptor, blob: Buffer) -> Fragments:
-    """Return the table that is stored in a column. blob: not to be changed afterwards. Raises CorruptTrace."""
+    """Return the table that is stored in a column. Do not modify blob later. Raises CorruptTrace."""
     if column.rows < _LEAST_ROWS or column.encoding & ~ZSTD != SHUFFLE.bits:
         return Fragments([decode(column, blob).view(wire.FRAGMENT)])
 
@@ -84,10 +84,10 @@ def read_fragments(column: ColumnDescriptor, blob: Buffer) -> Fragments:
 
 
 def _shortened(plane: Array) -> Array:
-    """Return a copy of a plane, in one byte if all of its bytes are equal."""
+    """Return a copy of a plane; it takes one byte if all of its bytes are equal."""
     first = plane[:1]
     if plane[-1] == first[0]:
-        words = plane[: len(plane) & ~7].view(np.uint64)  # compared in a quarter of the time
+        words = plane[: len(plane) & ~7].view(np.uint64)  # four times as fast to compare
         if bool((words == words[:1]).all() and (plane[:8] == first).all() and (plane[-8:] == first).all()):
             return np.broadcast_to(first.copy(), plane.shape)
     return plane.copy()
@@ -96,7 +96,7 @@ def _shortened(plane: Array) -> Array:
 class Fragments:
     """The rows of several fragment tables. ``fragments["steps"]`` is a field of all rows; rows are wire.FRAGMENT.
 
-    tables: structured arrays, and tables as stored. All that is returned may share their memory: do not change it.
+    tables: structured arrays, or tables as stored. Results may share their memory: do not modify them.
     """
 
     def __init__(self, tables: Iterable[Planes | Array] = ()):
@@ -113,7 +113,7 @@ class Fragments:
 
     @classmethod
     def joined(cls, several: Iterable[Fragments]) -> Fragments:
-        """Return the rows of all of these."""
+        """Concatenate fragments."""
         return cls([table for fragments in several for table in fragments._tables])
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ class Fragments:
 
     @cached_property
     def steps(self) -> Array:
-        """The field that reading asks for most."""
+        """The field `steps`, cached."""
         return np.ascontiguousarray(self["steps"])
 
     @cached_property
@@ -145,7 +145,7 @@ class Fragments:
         )
 
     def _within(self, begin: int, end: int) -> list[tuple[Planes | Array, int, int]]:
-        """Return the tables of these rows, and from where to where in each."""
+        """Return the tables of these rows, and the begin and end of the rows in each."""
         found = ((table, begin - at, end - at) for table, at in zip(self._tables, self._bounds))
         return [
             (table, max(low, 0), min(high, len(table))) for table, low, high in found if high > 0 and low < len(table)
@@ -163,15 +163,15 @@ class Fragments:
             return wire.join_fragments(parts) if name is None else np.concatenate(parts)
         rows = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
         found = np.empty(len(rows), dtype)
-        if bool((rows[1:] >= rows[:-1]).all()):  # as a rule
+        if bool((rows[1:] >= rows[:-1]).all()):  # the usual case
             cuts = np.searchsorted(rows, self._bounds).tolist()
-            places: Sequence[RowIndex] = [slice(*ends) for ends in pairwise(cuts)]
+            positions: Sequence[RowIndex] = [slice(*ends) for ends in pairwise(cuts)]
         else:
             of_table = np.searchsorted(self._bounds, rows, side="right") - 1
-            places = [np.flatnonzero(of_table == number) for number in range(len(self._tables))]
-        for table, begin, mine in zip(self._tables, self._bounds, places):
-            if len(own := rows[mine]):
-                found[mine] = _read(table, name, own - begin)
+            positions = [np.flatnonzero(of_table == number) for number in range(len(self._tables))]
+        for table, begin, targets in zip(self._tables, self._bounds, positions):
+            if len(own := rows[targets]):
+                found[targets] = _read(table, name, own - begin)
         return found
 
 

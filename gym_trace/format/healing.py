@@ -22,9 +22,9 @@ class HealReport:
     """Result of heal_trace.
 
     Attributes:
-        healed: ranges of bytes that are as they were recorded again.
-        hopeless: damaged ranges that parity cannot restore. Their files are left as they are.
-        files, bytes: batches that were compared with their parity, and their bytes.
+        healed: ranges of bytes that were restored.
+        hopeless: damaged ranges that parity cannot restore. Their files stay unchanged.
+        files, bytes: number of batches compared with their parity, and their size.
         unprotected: sealed batches without parity, as older releases wrote them.
     """
 
@@ -36,7 +36,7 @@ class HealReport:
 
 
 def heal_batch(storage: Storage, name: str, checksum: object, report: HealReport) -> None:
-    """Restore a sealed batch, and report it. checksum: CRC of the file in the manifest; None: unknown.
+    """Restore a sealed batch and add the result to report. checksum: CRC of the file in the manifest; None: unknown.
 
     Raises CorruptTrace, UnsupportedTrace, OSError.
     """
@@ -60,7 +60,7 @@ def heal_batch(storage: Storage, name: str, checksum: object, report: HealReport
         record = record_for(reader, stored, parity)
         is_ours = record is not None and file.read(covered, len(record)) == record
         if not is_ours and (record is not None or not is_right(stored, parity)):
-            why = "the parity contradicted intact data; computed again" if stored.is_sound else "parity computed again"
+            why = "the parity contradicted intact data; recomputed" if stored.is_sound else "parity recomputed"
             ranges.append(Damage(path, covered, file.size - wire.HEADER_SIZE, why))
         if not ranges:
             return
@@ -76,7 +76,7 @@ def heal_batch(storage: Storage, name: str, checksum: object, report: HealReport
 
 
 def _replace(storage: Storage, name: str, before: Reader, file: Reader, length: int, end: bytes) -> bool:
-    """Write the restored file in place of the one that was read; return False if that is another one now."""
+    """Replace the file that was read by the restored one; return False if another file has taken its name."""
     try:
         with staged_file(storage, name) as copy:
             if isinstance(copy, LocalAppender) and isinstance(before, LocalReader) and os.name == "posix":

@@ -25,7 +25,7 @@ undo_shuffle = transforms.undo_shuffle
 undo_xor = transforms.undo_xor
 
 
-log_places: Any = None  # compiled alone: gym_trace.format.ring.log.places() has the twin
+log_places: Any = None  # compiled only; its twin is gym_trace.format.ring.log.places()
 
 
 def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
@@ -34,7 +34,7 @@ def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
 
 
 def _select(kernels: Any) -> None:
-    """Use the compiled functions. Arrays are C-contiguous and (rows, row size), of bytes."""
+    """Use the compiled functions. Arrays are C-contiguous uint8, (rows, row size)."""
     global COMPILED, crc32, log_places, shuffle, slices, undo_changes, undo_shuffle, undo_xor
 
     def compiled_shuffle(flat: Array, item_size: int) -> Array:

@@ -18,7 +18,7 @@ from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
-DROPPED = "dropped"  # key of the line before a batch is removed, or replaced by one with fewer episodes
+DROPPED = "dropped"  # type of the line written before a batch is removed or loses episodes
 _MOST_BITS = (
     4096  # bits of an integer written as a number; larger ones are text, because Python parses at most 4300 digits
 )
@@ -27,9 +27,9 @@ MAX_LINES = 1 << 20  # reading stops after this many lines
 
 
 def created(storage: Storage, name: str, schema: dict[str, Any]) -> Appender:
-    """Create the manifest of a writer, and lock it until closed. The lock shows readers that the writer lives."""
+    """Create and lock the manifest of a writer. The lock, held until it is closed, shows that the writer is alive."""
     first = line({"type": "writer", **schema})
-    if len(first) > _MAX_LINE:  # readers reject longer lines; the schema record of a batch is about as long
+    if len(first) > _MAX_LINE:  # readers reject longer lines
         raise UnstorableValue(f"spaces and metadata take {len(first)} bytes; the limit is {_MAX_LINE}")
     file = storage.create(name, lock=True)
     try:
@@ -41,7 +41,7 @@ def created(storage: Storage, name: str, schema: dict[str, Any]) -> Appender:
 
 
 def reopened(storage: Storage, name: str) -> Appender | None:
-    """The manifest of a dead writer, with its lock, to go on behind its last whole line; None if it cannot be locked.
+    """Open and lock the manifest of a dead writer, and remove a torn last line; return None if it cannot be locked.
 
     Raises CorruptTrace, OSError.
     """
@@ -102,11 +102,11 @@ class Line(NamedTuple):
     start: int
     end: int
     entry: dict[str, Any] | None
-    whole: bool  # ends in a newline; the last line of a killed writer may not
+    whole: bool  # True if it ends in a newline; the last line of a killed writer may not
 
 
 def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
-    """Yield the lines of a manifest; the rest beyond the limits as one line without entry.
+    """Yield the lines of a manifest, and everything beyond the limits as one line without entry.
 
     Raises CorruptTrace, OSError.
     """
@@ -141,7 +141,7 @@ class _ManifestFile(io.RawIOBase):
 
 
 def read_manifest(storage: ReadStorage, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a manifest; skip incomplete and invalid lines. A missing file has none."""
+    """Yield the entries of a manifest; skip incomplete and invalid lines. A missing file has no entries."""
     with contextlib.suppress(CorruptTrace, FileNotFoundError):
         for one in read_lines(storage, name):
             if one.whole and one.entry is not None:
@@ -157,12 +157,12 @@ def _entry(raw: bytes) -> dict[str, Any] | None:
 
 
 def json_of(text: str | bytes, **options: Any) -> Any:
-    """Parse JSON, unless the result would take many times its memory. options: arguments of json.loads.
+    """Parse JSON; reject a text whose values would take much more memory. options: arguments of json.loads.
 
     Raises ValueError, RecursionError.
     """
     if is_bomb(text.encode(errors="replace") if isinstance(text, str) else text):
-        raise ValueError("more lists and maps than are read")
+        raise ValueError(f"more than {MAX_CONTAINERS} lists, maps and entries")
     return json.loads(text, **options)
 
 

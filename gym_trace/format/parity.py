@@ -1,8 +1,8 @@
-"""Parity of a sealed batch: damaged bytes are computed again from the intact ones (docs/FORMAT.md, section 4).
+"""Parity of a sealed batch: it restores damaged bytes from the intact ones (docs/FORMAT.md, section 4).
 
 The bytes before the parity record are cut into blocks, and `groups` consecutive blocks are a stripe. Block i belongs to
 group i % groups; the parity block of a group is the XOR of its blocks. One damaged block in each group can be restored,
-and so can any one damaged stretch of up to Shape.stretch bytes. Checksums of the blocks tell which ones are damaged.
+and so can any one damaged stretch of up to Shape.stretch bytes. Checksums of the blocks show which ones are damaged.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from gym_trace.format.columns import ColumnDescriptor
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.protocol import Reader
 
-LARGEST_BLOCK, SMALLEST_BLOCK = 4096, 64  # bytes; a sector of a disk, and a header
+LARGEST_BLOCK, SMALLEST_BLOCK = 4096, 64  # bytes: a disk sector; a header
 _STRIPES = 48  # stripes of a large batch: its parity takes 1/48 of its size
 _FEWEST_GROUPS = 4
-_SECTOR = 4096  # bytes of a stretch of damage that every batch survives
-_FINEST = 256  # bytes of the smallest block that is chosen
+_SECTOR = 4096  # bytes; every batch survives a damaged stretch of this length
+_SMALLEST_CHOSEN = 256  # bytes; writers choose no smaller block
 CHECKSUM = np.dtype("<u4")
 _MOST_BLOCKS = 1 << 22
-_AT_ONCE = 128 << 10  # bytes of a piece, at most, which stays in the cache of a core between its passes
-_NEAR = 64 << 10  # bytes at the end of a batch in which its parity record is looked for
+_PIECE_BYTES = 128 << 10  # limit of a piece, which stays in the processor's cache between its passes
+_SEARCHED = 64 << 10  # bytes at the end of a batch that are searched for its parity record
 DIGEST = 16  # bytes of the digest of a group
-_MOST_DIGESTS = 4000  # groups; the metadata of the record stays below _NEAR
+_MOST_DIGESTS = 4000  # groups; with more, the metadata of the record would exceed _SEARCHED
 
 
 class Shape(NamedTuple):
     """Division of the bytes of a batch into blocks and groups.
 
     Attributes:
-        covered: bytes before the parity record, which it protects.
+        covered: number of bytes before the parity record: the protected ones.
         block: bytes of a block.
         groups: number of groups, and of parity blocks.
     """
@@ -58,8 +58,8 @@ class Shape(NamedTuple):
         return self.block * self.groups
 
     @property
-    def turn(self) -> int:
-        """Bytes by which parity blocks are turned; see Parity."""
+    def rotation(self) -> int:
+        """Bytes by which parity blocks are rotated; see Parity."""
         return self.blocks % self.groups * self.block
 
     @property
@@ -78,12 +78,12 @@ class Shape(NamedTuple):
 
 
 def shape_for(covered: int) -> Shape:
-    """Return the shape for this many bytes: about 2 % of a large batch, and enough for a sector of the smallest one.
+    """Return the shape for a batch of `covered` bytes: parity of about 2 %, in a small batch enough for one sector.
 
-    If a batch has fewer blocks than groups, the parity blocks of the empty groups lie between the data and the others.
+    If a batch has fewer blocks than groups, the parity blocks of the empty groups come first, right after the data.
     """
     wanted = covered // (_STRIPES * _FEWEST_GROUPS)
-    block = min(LARGEST_BLOCK, max(_FINEST, 1 << (wanted - 1).bit_length() if wanted > 1 else 1))
+    block = min(LARGEST_BLOCK, max(_SMALLEST_CHOSEN, 1 << (wanted - 1).bit_length() if wanted > 1 else 1))
     large, small = -(-covered // (block * _STRIPES)), -(-(_SECTOR - 1) // block) + 1
     return Shape(covered, block, max(_FEWEST_GROUPS, large, small))
 
@@ -92,11 +92,11 @@ class Parity(NamedTuple):
     """Parity blocks and checksums of a batch.
 
     Attributes:
-        blocks: uint8, shape (stripe,). They are turned: the first is that of the group after the last data block, so
-            that a stretch of damage across the end of the data never hits one group twice.
+        blocks: uint8, shape (stripe,). They are rotated: the first belongs to the group after that of the last data
+            block. So a damaged stretch across the end of the data never hits one group twice.
         checksums: CRC-32 of each block of data; the last block may be short.
-        digests: BLAKE2b of the blocks of each group, DIGEST bytes each; empty: unknown. Other bytes can be made to fit
-            a CRC, but not a digest.
+        digests: BLAKE2b of the blocks of each group, DIGEST bytes each; empty: unknown. A CRC can be forged, a digest
+            cannot.
     """
 
     blocks: Array
@@ -118,7 +118,7 @@ def parity_of(file: Reader, shape: Shape) -> Parity:
         for digest, block in zip(digests[begin // shape.block :], blocks):
             digest.update(block)
     joined = b"".join(digest.digest() for digest in digests)
-    return Parity(np.roll(total, -shape.turn), np.array(checksums, CHECKSUM), joined)
+    return Parity(np.roll(total, -shape.rotation), np.array(checksums, CHECKSUM), joined)
 
 
 def group_digest(file: Reader, shape: Shape, group: int) -> bytes:
@@ -133,7 +133,7 @@ class StoredParity(NamedTuple):
     """The parity record of a batch.
 
     Attributes:
-        footer: the footer that belongs behind it.
+        footer: the footer after the record.
         crcs: CRCs of the parity blocks and of the checksums; None: unknown.
     """
 
@@ -144,12 +144,12 @@ class StoredParity(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Return True if the record matches its own checksums: it is as it was written."""
+        """True if the record matches its own checksums: it is undamaged."""
         return self.crcs == (crc32(self.parity.blocks.data), crc32(self.parity.checksums.data))
 
 
 def stored_parity(file: Reader, file_id: bytes) -> StoredParity | None:
-    """Find the parity record of a sealed batch, by its footer or by itself; None: missing or damaged."""
+    """Find the parity record of a sealed batch by its footer, or by a search; None: missing or damaged."""
     raw = file.read(file.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
     footer = wire.unpack_footer(raw, file.size, file_id)
     if footer is None:
@@ -160,7 +160,7 @@ def stored_parity(file: Reader, file_id: bytes) -> StoredParity | None:
     header = wire.unpack_record_header(file.read(shape.covered, wire.HEADER_SIZE), shape.covered, file_id)
     if header is not None and (header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size):
         return None
-    # If the header is damaged, the lengths of all that follows it are known.
+    # The body can be found without the header, because its length follows from the shape.
     length = wire.aligned(shape.stripe) + wire.aligned(shape.blocks * CHECKSUM.itemsize)
     body = file.read(header.body_offset if header else file.size - wire.HEADER_SIZE - length, length)
     if len(body) < length:
@@ -181,9 +181,9 @@ def stored_parity(file: Reader, file_id: bytes) -> StoredParity | None:
 
 def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
     """Return the parity fields of a damaged footer from the parity record; zeros if it is not found near the end."""
-    begin = max(0, file.size - max(_NEAR, file.size >> 4)) & ~7
+    begin = max(0, file.size - max(_SEARCHED, file.size >> 4)) & ~7
     tail = file.read(begin, file.size - begin)
-    for at in reversed(wire.places_of_headers(tail, begin, file_id)):
+    for at in reversed(wire.header_positions(tail, begin, file_id)):
         header = wire.unpack_record_header(tail[at : at + wire.HEADER_SIZE], begin + at, file_id)
         if header is None or header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size:
             continue
@@ -195,7 +195,7 @@ def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
 
 def _metadata(file: Reader, header: wire.RecordHeader) -> Any:
     """Return the metadata of a parity record; None if it is damaged."""
-    raw = file.read(header.offset + wire.HEADER_SIZE, min(header.metadata_length, _NEAR))
+    raw = file.read(header.offset + wire.HEADER_SIZE, min(header.metadata_length, _SEARCHED))
     try:
         return unpack(raw) if crc32(raw) == header.metadata_crc else None
     except CorruptTrace:
@@ -218,7 +218,7 @@ def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int
 
 
 def record_for(file: Reader, stored: StoredParity, parity: Parity) -> bytes | None:
-    """Return the record of this parity for a batch; None if it would not fit, or there is no index."""
+    """Pack the record of this parity for a batch; return None if it would not fit, or the index is damaged."""
     file_id = stored.footer[24:40]
     footer = wire.unpack_footer(stored.footer, file.size, file_id)
     assert footer is not None  # it was packed by stored_parity()
@@ -242,7 +242,7 @@ def is_right(stored: StoredParity, parity: Parity) -> bool:
 
 
 class HealedReader:
-    """A file with its restored blocks in place of the damaged ones; see gym_trace.storage.protocol.Reader."""
+    """A file whose damaged blocks are replaced by restored ones; see gym_trace.storage.protocol.Reader."""
 
     def __init__(self, file: Reader, blocks: dict[int, bytes]):
         self._file, self._blocks, self.size = file, blocks, file.size
@@ -281,12 +281,12 @@ class HealedReader:
 
 
 def _pieces(file: Reader, shape: Shape) -> Iterator[tuple[int, Array]]:
-    """Yield the data in pieces of whole blocks, each with its place in its stripe. The array is reused."""
-    room = np.empty(min(shape.stripe, _AT_ONCE // shape.block * shape.block), np.uint8)
+    """Yield the data in pieces of whole blocks, each with its offset in its stripe. All pieces share one array."""
+    buffer = np.empty(min(shape.stripe, _PIECE_BYTES // shape.block * shape.block), np.uint8)
     for offset in range(0, shape.covered, shape.stripe):
         length = min(shape.stripe, shape.covered - offset)
-        for begin in range(0, length, len(room)):
-            wanted = room[: min(len(room), length - begin)]
+        for begin in range(0, length, len(buffer)):
+            wanted = buffer[: min(len(buffer), length - begin)]
             if file.read_into(offset + begin, wanted.data) != len(wanted):
                 raise CorruptTrace("shorter than its parity declares")
             yield begin, wanted

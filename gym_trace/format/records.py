@@ -1,4 +1,4 @@
-"""Reading a record of a batch: header, metadata, columns; and finding the next one (docs/FORMAT.md, section 2)."""
+"""Read a record of a batch: header, metadata, columns; find the next one (docs/FORMAT.md, section 2)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def columns_of(header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[
 
 
 def gaps_of(header: wire.RecordHeader, columns: Iterable[tuple[ColumnDescriptor, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a record that are padding: behind its metadata and behind each of its columns."""
+    """Yield the ranges of padding in a record: after its metadata and after each column."""
     used = [(header.offset + wire.HEADER_SIZE, header.metadata_length), *((at, c.stored) for c, at in columns)]
     for (at, length), end in zip(used, [*(at for at, _ in used[1:]), header.end]):
         if at + length < end:
@@ -69,14 +69,14 @@ def next_record(file: Reader, offset: int, file_id: bytes) -> tuple[int | None, 
     """Find the next record.
 
     Returns:
-        The offset of the first whole record at or after offset, and None. Without such a record: None, and the last
-        valid header, if any.
+        The offset of the first complete record at or after offset, and None. Without one: None, and the last valid
+        header, if any.
     """
     last = None
     offset = wire.aligned(offset)
     while offset < file.size:
         block = file.read(offset, SCAN_BLOCK + wire.HEADER_SIZE)
-        for at in wire.places_of_headers(block, offset, file_id):
+        for at in wire.header_positions(block, offset, file_id):
             header = wire.unpack_record_header(block[at : at + wire.HEADER_SIZE], offset + at, file_id)
             if header is not None and header.end <= file.size:
                 return offset + at, None
@@ -86,7 +86,7 @@ def next_record(file: Reader, offset: int, file_id: bytes) -> tuple[int | None, 
 
 
 def checked(file: Reader, offset: int, column: ColumnDescriptor) -> Buffer:
-    """Read the stored bytes of a column and verify them. For a large column the buffer is writable: no copy needed."""
+    """Read the stored bytes of a column and verify them. A large column gets a writable buffer, to save a copy."""
     blob: Buffer
     if column.stored < _LARGE:
         blob = file.read(offset, column.stored)

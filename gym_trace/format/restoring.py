@@ -1,7 +1,7 @@
-"""Restoring damaged bytes of a batch from its parity (docs/FORMAT.md, section 4).
+"""Restore damaged bytes of a batch from its parity (docs/FORMAT.md, section 4).
 
-The parity is believed only about bytes that fail a check of their own: the checksum of a header, of metadata or of a
-column, or padding that is not zero. Intact bytes are never replaced.
+Parity may replace only bytes that fail their own check: the checksum of a header, of metadata or of a column, or zeros
+in padding. Intact bytes are never replaced.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Healed(NamedTuple):
 
     Attributes:
         blocks: restored bytes, by their offset in the file.
-        hopeless: offsets of the blocks of the parity with damage that could not be restored.
-        contradicts: True if the parity contradicts intact data. Nothing is restored from it then.
+        hopeless: offsets of damaged blocks that could not be restored.
+        contradicts: True if the parity contradicts intact data; then nothing is restored.
         parity: parity of the file as it is.
     """
 
@@ -42,7 +42,7 @@ def heal(file: Reader, stored: StoredParity) -> Healed:
     shape, end = stored.shape, file.size - len(stored.footer)
     found = parity_of(file, shape)
     footer = {} if file.read(end, len(stored.footer)) == stored.footer else {end: stored.footer}
-    # If the data agrees with the checksum of the checksums, only those may be damaged.
+    # If the checksums of the data match their stored CRC, the data is intact: only the stored checksums may be damaged.
     is_intact = stored.crcs is not None and crc32(found.checksums.data) == stored.crcs[1]
     bad: list[int] = np.flatnonzero(not is_intact and found.checksums != stored.parity.checksums).tolist()
     groups = {number % shape.groups for number in bad}
@@ -73,17 +73,17 @@ def heal(file: Reader, stored: StoredParity) -> Healed:
             accepted |= changed
         else:
             hopeless.update(touched)
-    # A sound table has the checksum of each block as it was recorded, but not that of an intact one.
+    # A sound record has the recorded checksums. If they differ from an intact block, the parity contradicts it.
     if contradicts or (stored.is_sound and not failing.issuperset(starts)):
         return Healed({}, sorted(failing), True, found)
     return Healed(accepted | footer, sorted(hopeless), False, found)
 
 
 def _candidates(file: Reader, stored: StoredParity, found: Parity, bad: list[int]) -> dict[int, bytes]:
-    """Return blocks as the parity has them, by offset; only those with the recorded checksum and digest."""
+    """Compute the bad blocks from parity; return those with the recorded checksum and digest, by offset."""
     shape, parity = stored.shape, stored.parity
     counts = np.bincount(np.array(bad, np.int64) % shape.groups, minlength=shape.groups)
-    difference = np.roll(parity.blocks ^ found.blocks, shape.turn)  # recorded XOR damaged bytes, per group
+    difference = np.roll(parity.blocks ^ found.blocks, shape.rotation)  # recorded XOR damaged bytes, per group
     candidates = dict[int, bytes]()
     for number in bad:
         offset, group = number * shape.block, number % shape.groups
@@ -98,7 +98,7 @@ def _candidates(file: Reader, stored: StoredParity, found: Parity, bad: list[int
 
 
 class _CheckedRange(NamedTuple):
-    """A range of bytes of a batch that has a check of its own."""
+    """A range of bytes of a batch, and the function that checks it."""
 
     start: int
     end: int
@@ -106,9 +106,9 @@ class _CheckedRange(NamedTuple):
 
 
 def _checked_ranges(file: Reader, restored: Reader, stored: StoredParity) -> Iterator[_CheckedRange]:
-    """Yield the pieces of a batch in order. Where a header or metadata is damaged, the restored one describes them.
+    """Yield the checked ranges of a batch, in order. A restored header or metadata stands in for a damaged one.
 
-    Records that are found in the file as it is bound what a restored header can describe.
+    A record with a restored header must end before the next record that is intact in the file.
     """
     covered, file_id = stored.shape.covered, stored.footer[24:40]
     yield _CheckedRange(0, wire.HEADER_SIZE, lambda reader: _has_file_header(reader, file_id))
@@ -134,7 +134,7 @@ def _header_range(header: wire.RecordHeader, file_id: bytes) -> _CheckedRange:
 
 
 def _ranges_of(header: wire.RecordHeader, file: Reader, restored: Reader) -> Iterator[_CheckedRange]:
-    """Yield the pieces of a record behind its header."""
+    """Yield the checked ranges of a record after its header."""
     yield _checked(header.offset + wire.HEADER_SIZE, header.metadata_length, header.metadata_crc)
     for reader in (file, restored):
         with suppress(CorruptTrace, UnsupportedTrace):
@@ -157,7 +157,7 @@ def _has_file_header(reader: Reader, file_id: bytes) -> bool:
 
 
 def _checked(start: int, length: int, crc: int) -> _CheckedRange:
-    """Return a part that has a CRC."""
+    """Return a range that is checked by a CRC."""
 
     def is_right(reader: Reader) -> bool:
         computed = 0

@@ -1,8 +1,8 @@
 """The one way to rewrite recorded chunks: choose fragments, change columns, write them into the files of a writer.
 
-`gym-trace edit`, repair, keep_bytes and the rings of dead writers are presets of it. A chunk is copied as stored where
-nothing in it changes. Otherwise its unchanged columns are copied as stored, if all of its fragments are kept; if not,
-the kept rows are decoded and joined with those of the chunks around it.
+`gym-trace edit`, repair, keep_bytes and recovered rings of dead writers use it. An unchanged chunk is copied as stored.
+If all fragments of a changed chunk are kept, its unchanged columns are copied as stored; otherwise its kept rows are
+decoded and joined with the rows of neighbouring chunks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkW
 from gym_trace.format.ring.segment import Columns, Segment, size_of
 from gym_trace.format.wire import ENDS, LEADS, STARTS
 
-LEVEL = 3  # of zstd, for data that is encoded again
+LEVEL = 3  # zstd level for rewritten data
 FRAGMENTS, START_RECORDS = ("fragments",), ("starts",)
 _WELL_FILLED = 2  # a chunk of at least 1/_WELL_FILLED of the largest size is not joined with others
 
@@ -32,12 +32,12 @@ class SourceChunk(NamedTuple):
     """A chunk to rewrite.
 
     Attributes:
-        table: (n,) its fragments, as they are written.
-        read: returns the columns that a predicate chooses.
+        table: (n,) the fragments of the chunk, as they will be written.
+        read: reads the columns that a predicate accepts.
         kept: (n,) bool, the fragments to keep with their rows; None: all.
         bare: (n,) bool, other fragments to keep, without their rows; None: none.
         stored: returns the chunk as stored; None: its table changes, or it is not in a file.
-        changed: rows of the kept fragments, or stored columns, that replace those of the chunk or are added to it.
+        changed: columns to replace or add: rows of the kept fragments, or stored columns.
         slab, pending: see BatchFiles.write().
     """
 
@@ -57,7 +57,7 @@ class SourceChunk(NamedTuple):
 
 
 class ColumnEdits(NamedTuple):
-    """Changes of columns that need no rows.
+    """Changes of columns that do not depend on rows.
 
     Attributes:
         path_of: returns the new path of a column; None: the column is dropped.
@@ -67,7 +67,7 @@ class ColumnEdits(NamedTuple):
     path_of: Callable[[Path], Path | None] = lambda path: path
     start_of: Callable[[bytes], bytes] | None = None
 
-    def keep(self, paths: Iterable[Path]) -> bool:
+    def leave(self, paths: Iterable[Path]) -> bool:
         """Return True if none of these columns changes."""
         return self.start_of is None and all(self.path_of(path) == path for path in paths)
 
@@ -78,9 +78,9 @@ AS_RECORDED = ColumnEdits()
 def rewrite(
     chunks: Iterable[SourceChunk], files: BatchFiles, columns: ColumnEdits = AS_RECORDED, *, is_one_batch: bool = False
 ) -> int:
-    """Write chunks, in their order, into the files of a writer; return the number of chunks with kept fragments.
+    """Write chunks, in order, into the files of a writer; return the number of chunks with kept fragments.
 
-    is_one_batch: write all of them into the batch that is open.
+    is_one_batch: write all chunks into the open batch.
 
     Raises CorruptTrace, UnsupportedTrace, OSError.
     """
@@ -94,18 +94,17 @@ def rewrite(
 class Rewriter:
     """Writes chunks and batches of sources into the files of one writer.
 
-    Fragments are written in the order in which they are added: ids, seeds, times and sums of rewards stay as they are,
-    to the bit.
+    Fragments are written in the order in which they are added. Ids, seeds, times and sums of rewards stay exact.
 
     Attributes:
-        batches: number of batches that were copied whole.
-        copied: number of further chunks whose unchanged columns were copied as stored.
+        batches: number of batches copied whole.
+        copied: number of other chunks whose unchanged columns were copied as stored.
         encoded: number of chunks that were decoded.
 
     Args:
-        columns: changes of columns, in addition to those of single chunks.
-        fills_chunks: join chunks that are not well filled, too.
-        is_one_batch: write all chunks into the batch that is open, each as a chunk of its own.
+        columns: changes of columns in all chunks.
+        fills_chunks: also join chunks that are not well filled.
+        is_one_batch: write all chunks into the open batch, without joining any.
     """
 
     def __init__(
@@ -125,12 +124,12 @@ class Rewriter:
     def add_batch(self, batch: BatchReader, schema: dict[str, Any], crc: int | None) -> bool:
         """Copy a batch as a file; return False, and do nothing, if that is not possible.
 
-        schema: of the files, without the number of a batch. crc: of the batch, if known. Raises CorruptTrace, OSError.
+        schema: schema of the files, without "batch". crc: CRC of the batch, if known. Raises CorruptTrace, OSError.
         """
         if self._fills_chunks or not is_sealed(batch) or batch.schema is None:
             return False
         stored_schema = {key: value for key, value in batch.schema.items() if key != "batch"}
-        if not self._columns.keep(batch.totals) or not are_alike(stored_schema, schema):
+        if not self._columns.leave(batch.totals) or not are_alike(stored_schema, schema):
             return False
         self.flush()
         try:
@@ -142,7 +141,7 @@ class Rewriter:
         return True
 
     def add(self, chunk: SourceChunk) -> None:
-        """Add what is kept of a chunk. Raises CorruptTrace, UnsupportedTrace, OSError."""
+        """Add the kept fragments of a chunk. Raises CorruptTrace, UnsupportedTrace, OSError."""
         if not chunk.is_whole:
             self._add_part(chunk, chunk.read(lambda path: self._is_copied(chunk, path)))
         elif self._fills_chunks:
@@ -155,7 +154,7 @@ class Rewriter:
         else:
             self.flush()
             stored = chunk.stored() if chunk.stored is not None and self._columns.start_of is None else None
-            if stored is None or chunk.changed or not self._columns.keep(column.path for column in stored.columns):
+            if stored is None or chunk.changed or not self._columns.leave(column.path for column in stored.columns):
                 self._write(chunk, chunk.read(lambda path: self._is_copied(chunk, path)))
                 return
             self._files.copy_chunk(chunk.table, stored)
@@ -163,11 +162,11 @@ class Rewriter:
             self._count_copied()
 
     def flush(self) -> None:
-        """Write the rows that wait for others to be joined with. Raises OSError."""
+        """Write the rows that wait to be joined. Raises OSError."""
         self._joined.write()
 
     def finish(self, pending: Sequence[Any]) -> None:
-        """Write what is left. pending: actions that were never answered (docs/FORMAT.md, section 4)."""
+        """Write the remaining rows. pending: actions without a result (docs/FORMAT.md, section 4)."""
         self.flush()
         if pack_lenient(list(pending))[0] != pack_lenient(list(self._pending))[0]:
             self._files.write(np.zeros(0, wire.FRAGMENT), {}, pending=pending)
@@ -227,7 +226,9 @@ def _part_of(columns: Chunk, chunk: SourceChunk) -> tuple[Array, Columns]:
     for path, column in columns.columns.items():
         mask = masks.get(str(path[0]))
         if mask is None:
-            raise UnsupportedTrace(f"column {path[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")
+            raise UnsupportedTrace(
+                f"column {path[0]!r} was written by a newer gym-trace; upgrade gym-trace to edit this trace"
+            )
         if column.rows != len(mask):
             problem = f"column {'/'.join(map(str, path))} has the wrong number of rows"
             raise columns.located(CorruptTrace(problem))
@@ -236,7 +237,7 @@ def _part_of(columns: Chunk, chunk: SourceChunk) -> tuple[Array, Columns]:
         elif mask.any():
             array = columns.array(path)
             rows[path] = array if mask.all() else array[mask]
-    if START_RECORDS not in rows and masks["starts"].any():  # a chunk may have none, and be joined to one that has
+    if START_RECORDS not in rows and masks["starts"].any():  # it may be joined with a chunk that has some
         rows[START_RECORDS] = [pack({})] * int(np.count_nonzero(masks["starts"]))
     table = chunk.table.copy()
     table["flags"][bare] &= np.uint32(STARTS | ENDS)

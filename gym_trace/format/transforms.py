@@ -12,7 +12,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 
 _COUNT = np.dtype("<u4")
-_NARROW = 16  # bytes; up to this size, all elements are shuffled in one pass
+_NARROW = 16  # bytes; elements up to this size are shuffled in one pass
 _WIDE_AT_ONCE = 2048  # wider elements per pass, so that a block stays in the processor's cache
 
 
@@ -25,7 +25,7 @@ def as_bytes(rows: Array) -> Array:
 
 
 def widest(flat: Array) -> Array:
-    """Return a view with the widest integers that divide a row, because loops over wide integers are faster."""
+    """Return a view with the widest integers that divide a row: loops over wide integers are faster."""
     for dtype in (np.uint64, np.uint32, np.uint16):
         if flat.shape[1] % np.dtype(dtype).itemsize == 0:
             return flat.view(dtype)
@@ -67,7 +67,7 @@ def shuffle(flat: Array, item_size: int) -> Array:
 def undo_shuffle(planes: Array, out: Array, item_size: int, with_xor: bool = False) -> None:
     """Undo shuffle(): write the bytes of planes to out, (rows, row size), in their original order.
 
-    with_xor: then undo_xor().
+    with_xor: also undo_xor().
     """
     if not out.size:
         return
@@ -119,22 +119,22 @@ def changes(flat: Array, before: Array, differs: Array) -> bytes:
 
 
 def packed_changes(slots: list[Slot], row_size: int) -> bytes:
-    """Pack rows whose changed words are known."""
+    """Pack rows whose changed words are known, like changes()."""
     word = word_of(row_size)
     width = row_size // word.itemsize
     whole = any(isinstance(slot, bytes) for slot in slots)
     everywhere = np.arange(width if whole else 0, dtype=np.uint32).tobytes()
     changes = [(everywhere, slot) if isinstance(slot, bytes) else slot for slot in slots]
     counts = np.fromiter((len(words) for _, words in changes), np.int64, len(changes)) // word.itemsize
-    places = np.frombuffer(b"".join([places for places, _ in changes]), np.uint32)
-    return _changes(counts, b"".join([words for _, words in changes]), places, width)
+    positions = np.frombuffer(b"".join([positions for positions, _ in changes]), np.uint32)
+    return _changes(counts, b"".join([words for _, words in changes]), positions, width)
 
 
-def _changes(counts: Array, words: bytes, places: Array, width: int) -> bytes:
-    gaps = np.empty(len(places), _gap_type(width))
-    np.subtract(places[1:], places[:-1], out=gaps[1:], casting="unsafe")
+def _changes(counts: Array, words: bytes, positions: Array, width: int) -> bytes:
+    gaps = np.empty(len(positions), _gap_type(width))
+    np.subtract(positions[1:], positions[:-1], out=gaps[1:], casting="unsafe")
     starts = (counts.cumsum() - counts)[counts > 0]
-    gaps[starts] = places[starts]
+    gaps[starts] = positions[starts]
     count = len(counts).to_bytes(_COUNT.itemsize, "little")
     return b"".join((count, counts.astype(_COUNT).tobytes(), words, gaps.tobytes()))
 
@@ -172,31 +172,31 @@ def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
         ends = counts.cumsum()
         if ends[-1] > len(data):
             raise CorruptTrace("the changes of a column end early")
-        values, places = take(word, int(ends[-1])), _places(take(gap_type, int(ends[-1])), counts, ends, width)
+        values, positions = take(word, int(ends[-1])), _positions(take(gap_type, int(ends[-1])), counts, ends, width)
         before = min(count, max(0, begin - i))  # rows to skip
         if before:
             passed = int(ends[before - 1])
-            frame[places[:passed]] = values[:passed]  # for repeated positions, the last value wins
+            frame[positions[:passed]] = values[:passed]  # the last value of a repeated position wins
         at = 0 if before == 0 else int(ends[before - 1])
         for row, end in enumerate(ends[before : end_row - i].tolist(), i + before - begin):
             if row > 0:
                 frame = words[row - 1]
             words[row] = frame
-            words[row, places[at:end]] = values[at:end]
+            words[row, positions[at:end]] = values[at:end]
             at = end
         i += count
     if i >= rows and offset != len(data):
         raise CorruptTrace("excess bytes after the changes of a column")
 
 
-def _places(gaps: Array, counts: Array, ends: Array, width: int) -> Array:
+def _positions(gaps: Array, counts: Array, ends: Array, width: int) -> Array:
     """Return the positions of changes in their rows. Raises CorruptTrace."""
     sums = gaps.cumsum(dtype=np.int64)
     begins = ends - counts
     filled = counts > 0
     before = np.zeros(len(counts), np.int64)
     before[filled] = np.where(begins[filled] > 0, sums[begins[filled] - 1], 0)
-    places = sums - np.repeat(before, counts)
-    if len(places) and (places[ends[filled] - 1].max() >= width or counts.max() > width):
+    positions = sums - np.repeat(before, counts)
+    if len(positions) and (positions[ends[filled] - 1].max() >= width or counts.max() > width):
         raise CorruptTrace("a change of a column is outside its row")
-    return places
+    return positions

@@ -25,7 +25,7 @@ MAX_ROWS = 1 << 24  # rows of a column
 MAX_TABLE = 1 << 20  # rows of a table of fragments or chunks
 MAX_DIMENSIONS = 32  # dimensions of the rows of a column
 # Limits on decoded sizes. Regular data stays far below them.
-TABLE_ROWS, ROWS_A_BYTE = 1 << 20, 2  # all tables of a trace: base number of rows, and more per byte on disk
+TABLE_ROWS, ROWS_A_BYTE = 1 << 20, 2  # rows of all tables of a trace: a base, and additional rows per byte on disk
 CHUNK_BYTES = 128 << 20  # decoded bytes of a chunk; a chunk of one step may have more: see MOST_GROWTH
 MOST_GROWTH = 1 << 16  # decoded bytes per stored byte, in a chunk of one step
 VALUE_SIZE = 64  # bytes: estimated memory of a small decoded value
@@ -67,7 +67,7 @@ OutOfRange = struct.error  # raised by pack_fragment for a number out of range
 pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # takes the fields of FRAGMENT in order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 
-# Plain integers, because an operation on members of FragmentFlag takes a microsecond.
+# Plain integers, because operations on members of FragmentFlag are slow.
 STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
 NO_SEED, SEED_ELSEWHERE = -1, -2
 
@@ -203,7 +203,7 @@ def pack_record(
     file_id: bytes,
     flags: int = 0,
 ) -> list[bytes | memoryview]:
-    """Return one record in pieces, to be written one after the other at offset. blobs: each a list of pieces."""
+    """Return the pieces of a record, to be written one after the other at offset. blobs: each a list of pieces."""
     lengths = [sum(map(len, blob)) for blob in blobs]
     body_length = sum(map(aligned, lengths))
     header = RecordHeader(kind, flags, len(metadata), body_length, offset, sequence, crc32(metadata))
@@ -228,8 +228,8 @@ def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -
     return RecordHeader(kind, flags, metadata_length, body_length, where, sequence, crc)
 
 
-def places_of_headers(block: bytes, offset: int, file_id: bytes) -> list[int]:
-    """Return positions in a block that may be record headers; the caller must check them. offset: its offset."""
+def header_positions(block: bytes, offset: int, file_id: bytes) -> list[int]:
+    """Return positions of possible record headers in a block, for the caller to check. offset: offset of the block."""
     words = np.frombuffer(block, "<u8", len(block) // 8)
     if len(words) < HEADER_SIZE // 8:
         return []
@@ -238,8 +238,8 @@ def places_of_headers(block: bytes, offset: int, file_id: bytes) -> list[int]:
     if len(at):
         low, high = np.frombuffer(file_id, "<u8")
         at = at[(words[at + 3] == offset + 8 * at.astype(np.uint64)) & (words[at + 5] == low) & (words[at + 6] == high)]
-    places: list[int] = (8 * at).tolist()
-    return places
+    positions: list[int] = (8 * at).tolist()
+    return positions
 
 
 def file_id_of(raw: bytes, offset: int) -> bytes | None:

@@ -116,7 +116,7 @@ def _write(
     said = {key: value for key, value in schema.items() if key not in ("batch", "type")}
     writer = BatchFiles(storage, {**said, "writer": files.writer}, LEVEL, fsync=False, manifest=manifest)
     try:
-        writer.go_on(tail.number, begun)
+        writer.resume(tail.number, begun)
         _add(writer, tail)
         writer.seal()
     finally:

@@ -171,7 +171,7 @@ class NewestBatches(BatchFiles):
         wanted = known["episode"][known["first"] <= number]
         self._wanted = [known[known["last"] > number]]
         rest = BatchFiles(self._storage, self._schema, self._level, False, self._manifest)
-        rest.go_on(number, None)
+        rest.resume(number, None)
         try:
             batch = BatchReader(self._storage, name, warns=False)
             for damage in batch.damage:

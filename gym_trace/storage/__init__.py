@@ -1,4 +1,4 @@
-"""Places where traces lie: the interfaces for storages of your own, directories, and URLs."""
+"""Storage of traces: interfaces for your own storages, directories, and URLs."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
     """Exchange the names of two files or directories atomically.
 
-    Raises OSError; with ENOTSUP where the system or the file system cannot do it.
+    Raises OSError, with ENOTSUP if the system or the file system does not support it.
     """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError) as error:  # no Linux, or a C library that does not know it
+    except (AttributeError, OSError, TypeError) as error:  # not Linux, or a C library without renameat2
         raise OSError(errno.ENOTSUP, "this system cannot swap two directories atomically", os.fspath(one)) from error
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         code = ctypes.get_errno()
@@ -26,9 +26,9 @@ def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None
 
 
 def sync_file_system(directory: str | os.PathLike[str]) -> bool:
-    """Returns when all that was written to the file system a directory lies on would survive a loss of power.
+    """Sync the file system of a directory: on return, all data written to it survives a power loss.
 
-    False: this system cannot be asked for that. Raises OSError: something could not be written.
+    Return False if this system does not support it. Raises OSError if data could not be written.
     """
     try:
         sync = ctypes.CDLL(None, use_errno=True).syncfs

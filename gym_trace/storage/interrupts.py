@@ -15,31 +15,31 @@ from gym_trace.errors import signal_handlers
 def held_back() -> Iterator[Callable[[], None]]:
     """Defer Python signal handlers until the block ends, or until the yielded function is called.
 
-    Exceptions of the handlers, such as KeyboardInterrupt, are raised then. Outside the main thread, where no signal
-    arrives, nothing is deferred.
+    Exceptions of the handlers, such as KeyboardInterrupt, are raised at that point. Other threads than the main one
+    get no signals, so nothing is deferred there.
     """
     before = signal_handlers()
-    waiting: list[int] = []
+    deferred: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        waiting.append(number)
+    def defer(number: int, frame: FrameType | None) -> None:
+        deferred.append(number)
 
-    def check() -> None:
-        while waiting:
-            number = waiting.pop(0)
+    def handle() -> None:
+        while deferred:
+            number = deferred.pop(0)
             before[number](number, None)
 
     try:
-        _install(dict.fromkeys(before, note))
-        yield check
+        _install(dict.fromkeys(before, defer))
+        yield handle
     finally:
         try:
             _install(before)
-        except BaseException:  # raised by the first handler that was installed again
+        except BaseException:  # raised by a handler that was just restored
             _install(before)
             raise
         finally:
-            check()
+            handle()
 
 
 def _install(handlers: dict[int, Callable[..., Any]]) -> None:

@@ -27,15 +27,15 @@ except ImportError:  # not a POSIX system: live and dead writers look the same
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 _NO_COPYING = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EIO)
-_REFUSED = "a link, or no regular file: it is left alone"
+_REFUSED = "a link or not a regular file: ignored"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
-_HOLES = 16 << 20  # bytes of holes a file may have, in addition to three times its bytes on disk
+_HOLES = 16 << 20  # bytes of holes that a file may have, plus three times its bytes on disk
 _MOST_EXTENTS = 1 << 16
 _BLOCK = 1 << 20
-_PATIENCE = 5.0  # seconds to wait for a directory lock
+_LOCK_TIMEOUT = 5.0  # seconds
 _MOUNTS = "/proc/self/mountinfo"
-# File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
-# on write, compress, or ask another machine.
+# File systems whose shared mappings outlive a process, and whose allocated blocks stay writable: others may copy on
+# write, compress, or need another machine.
 _SAFE_TO_MAP = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "overlay", "f2fs"))
 _held_here: set[str] = set()  # files whose locks this process holds
 
@@ -61,7 +61,7 @@ class LocalStorage(Storage):
 
     def names(self) -> list[str]:
         try:
-            with os.scandir(self.root) as entries:  # a link could lead out of the directory, reading a pipe never ends
+            with os.scandir(self.root) as entries:  # links may point out of the directory, and pipes block
                 return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         except FileNotFoundError as error:
             raise TraceNotFound(f"{self.root}: no such directory") from error
@@ -113,7 +113,7 @@ class LocalStorage(Storage):
         path, fresh = self.path(name), self.path(name + ".part")
         fd = open_new(fresh)
         try:
-            os.posix_fallocate(fd, 0, size)  # where there is no room: an error now, and not a signal later
+            os.posix_fallocate(fd, 0, size)  # a full disk raises now, instead of a signal later
             mapping = LocalMapping(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
             mapping.memory[: len(content)] = content
             os.rename(fresh, path)
@@ -140,7 +140,7 @@ class LocalStorage(Storage):
             fd = _open_to_read(path)
         except (CorruptTrace, OSError) as error:
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
-                raise  # a writer that lives is not to be taken for dead
+                raise  # unknown: the writer may be alive
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -169,9 +169,9 @@ class LocalStorage(Storage):
 
 
 class LocalReader:
-    """A regular file that is open for reading, unbuffered; see gym_trace.storage.protocol.Reader.
+    """A regular file, open for unbuffered reading; see gym_trace.storage.protocol.Reader.
 
-    Raises CorruptTrace where most of it is holes: reading these takes time, and they are nowhere on the disk.
+    Raises CorruptTrace if most of it is holes: reading them takes time, and they hold no data.
     """
 
     def __init__(self, fd: int, path: str, holes: int):
@@ -210,7 +210,7 @@ class LocalAppender:
     """A file that is open for appending; see gym_trace.storage.protocol.Appender."""
 
     def __init__(self, path: str, lock: bool, shared: bool = True, fd: int | None = None):
-        """shared: whether others may append, too. fd: of an existing file, which must be locked if lock is set."""
+        """shared: other processes may append. fd: descriptor of an existing file, already locked if lock is set."""
         self._fd = os.open(path, _NEW if shared else _NEW & ~os.O_APPEND, 0o666) if fd is None else fd
         self._held: str | None = None
         if lock:
@@ -219,7 +219,7 @@ class LocalAppender:
             if fd is None and not _is_locked(self._fd):
                 self.close()
                 os.unlink(path)
-                raise OSError(errno.EBUSY, "another process, which may only read it, keeps its lock", path)
+                raise OSError(errno.EBUSY, "another process, perhaps a reader, holds its lock", path)
 
     def write(self, data: bytes | memoryview) -> None:
         left = memoryview(data)
@@ -266,7 +266,7 @@ class LocalMapping:
         self.memory = memoryview(b"")
         mapped, self._mapped = self._mapped, None
         if mapped is not None:
-            with contextlib.suppress(BufferError):  # views of it are left: it goes with the last of them
+            with contextlib.suppress(BufferError):  # views are left: the last one unmaps it
                 mapped.close()
 
 
@@ -301,16 +301,16 @@ def refuse_url(path: str | os.PathLike[str]) -> None:
 
 
 def directories_in(path: str | os.PathLike[str]) -> list[str]:
-    """The names of the directories in one, sorted; no links, and none that is hidden. Raises OSError."""
+    """Return the names of the subdirectories, sorted, without links and hidden ones. Raises OSError."""
     with os.scandir(path) as entries:
         found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     return sorted(name for name in found if not name.startswith("."))
 
 
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
-    """A descriptor of the regular file of this name, made with the permissions of the umask if flags say so.
+    """Open a regular file and return its descriptor. With O_CREAT, a new file gets the permissions of the umask.
 
-    Raises OSError, also if the name is a link or not a regular file.
+    Raises OSError, also for a link and anything but a regular file.
     """
     try:
         fd = os.open(path, flags | _FLAGS, 0o666)
@@ -325,7 +325,7 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def open_new(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a new file, in place of one that a killed process left: another user may read that one.
+    """Create a file and return its descriptor. Replace a file of a killed process: another user may have it open.
 
     Raises OSError.
     """
@@ -336,13 +336,13 @@ def open_new(path: str | os.PathLike[str]) -> int:
 
 @contextlib.contextmanager
 def alone(directory: str | os.PathLike[str], is_needed: bool = False) -> Iterator[bool]:
-    """Hold the lock of a directory, which stays the one of this name. Yield False where directories have no locks.
+    """Hold the lock of a directory. Yield False if it has no lock, or if it is not needed and another process keeps it.
 
-    is_needed: raise TraceError where another process keeps the lock for _PATIENCE; otherwise continue without it.
+    is_needed: raise TraceError if another process keeps the lock for _LOCK_TIMEOUT; otherwise continue without it.
     """
-    until, fd, is_held = time.monotonic() + _PATIENCE, -1, False
+    until, fd, is_held = time.monotonic() + _LOCK_TIMEOUT, -1, False
     try:
-        with contextlib.suppress(OSError):  # no directory, or one of a system that opens none
+        with contextlib.suppress(OSError):  # not a directory, or a system that cannot open one
             while not is_held:
                 if fd < 0:
                     fd = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -364,9 +364,9 @@ def alone(directory: str | os.PathLike[str], is_needed: bool = False) -> Iterato
 
 
 def open_to_others(status: os.stat_result, is_sticky_fine: bool = False) -> str:
-    """Say which other user may replace what is in a directory with this status; return "" for none.
+    """Say why other users may replace files in a directory with this status; return "" if they cannot.
 
-    is_sticky_fine: others may add files that they cannot put in place of this user's, as in /tmp.
+    is_sticky_fine: accept a sticky directory, such as /tmp, where others may only add files.
     """
     if not stat.S_ISDIR(status.st_mode):
         return "not a directory"
@@ -381,7 +381,7 @@ def open_to_others(status: os.stat_result, is_sticky_fine: bool = False) -> str:
 
 
 def shared_with_others(directory: str | os.PathLike[str]) -> str:
-    """Say why other users may have put files into a directory, or into one that they link to; return "" if they cannot.
+    """Say why other users may have put files into a directory, or made this link to one; return "" if they cannot.
 
     Raises OSError.
     """
@@ -392,7 +392,7 @@ def shared_with_others(directory: str | os.PathLike[str]) -> str:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return True for the group that many systems make for a user alone, with a umask that lets it write."""
+    """Return True for this user's private group: many systems create one, and its umask allows the group to write."""
     try:
         user, about = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:
@@ -401,20 +401,20 @@ def _is_own_group(group: int) -> bool:
 
 
 def shared_lock(fd: int) -> None:
-    """Wait for the lock of an open file, which several processes may hold at once. Raises OSError."""
+    """Wait for a shared lock of an open file: several processes may hold one. Raises OSError."""
     if fcntl is not None:
         fcntl.flock(fd, fcntl.LOCK_SH)
 
 
 def _is_locked(fd: int) -> bool:
-    """Lock a new file, which a process in holder() may hold briefly; return False if one keeps its lock."""
-    until = time.monotonic() + _PATIENCE
+    """Lock a new file; return False if another process keeps its lock. A call of holder() has it only briefly."""
+    until = time.monotonic() + _LOCK_TIMEOUT
     try:
         while not lock(fd):
             if time.monotonic() > until:
                 return False
             time.sleep(0.001)
-    except OSError:  # a file system without locks, as clusters have them
+    except OSError:  # a file system without locks, as on clusters
         pass
     return True
 
@@ -430,13 +430,13 @@ def lock(fd: int) -> bool:
 
 
 def _copied_by_the_system(source: int, target: int, offset: int, length: int) -> int:
-    """Append a range to the file target in the kernel, and return how many bytes were copied; copy the rest by hand."""
+    """Append a range to the target in the kernel; return the number of copied bytes. The caller copies the rest."""
     done = 0
     if fcntl is None or not hasattr(os, "copy_file_range"):
         return done
     flags = fcntl.fcntl(target, fcntl.F_GETFL)
     try:
-        if flags & os.O_APPEND:  # which the call refuses
+        if flags & os.O_APPEND:  # copy_file_range() rejects this flag
             fcntl.fcntl(target, fcntl.F_SETFL, flags & ~os.O_APPEND)
             os.lseek(target, 0, os.SEEK_END)
         while done < length and (count := os.copy_file_range(source, target, length - done, offset + done)):
@@ -461,19 +461,19 @@ def _open_to_read(path: str) -> int:
 
 
 def size_on_disk(fd: int, path: str | os.PathLike[str], holes: int = 0) -> int:
-    """The size of an open file. Raises CorruptTrace where most of it is holes: they take time and memory to read.
+    """Return the size of an open file. Raises CorruptTrace if most of it is holes: they take time and memory to read.
 
     holes: bytes of holes allowed in addition to the usual limit.
     """
     status = os.fstat(fd)
-    allocated = 512 * getattr(status, "st_blocks", 0) >= status.st_size  # also where nothing was written yet
+    allocated = 512 * getattr(status, "st_blocks", 0) >= status.st_size  # or an empty file
     if not allocated and (there := _on_disk(fd, status.st_size, _HOLES + holes)) is not None:
         raise CorruptTrace(f"declares {status.st_size} bytes, but only {there} are on disk", path)
     return status.st_size
 
 
 def _on_disk(fd: int, size: int, holes: int) -> int | None:
-    """The bytes of a file that are not in holes, where these are too many; None otherwise."""
+    """Return the bytes of a file outside holes if there are too many holes; otherwise None."""
     there = at = 0
     if size <= holes or not hasattr(os, "SEEK_HOLE"):
         return None
@@ -484,7 +484,7 @@ def _on_disk(fd: int, size: int, holes: int) -> int | None:
             if size - there <= holes + 3 * there:
                 return None
             at = os.lseek(fd, end, os.SEEK_DATA)
-    except OSError as error:  # ENXIO: there is no more data; others: this file system knows of no holes
+    except OSError as error:  # ENXIO: no more data; others: no support for holes
         return there if error.errno == errno.ENXIO else None
     finally:
         os.lseek(fd, 0, os.SEEK_SET)

@@ -8,7 +8,7 @@ from gym_trace.storage.protocol import Mapping, Reader, Storage
 
 
 class MemoryStorage(Storage):
-    """The files of a trace in memory. root: their name in messages."""
+    """The files of a trace in memory. root: name of the storage in messages."""
 
     def __init__(self, root: str, files: dict[str, bytes] | None = None):
         self.root = root

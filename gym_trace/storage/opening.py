@@ -1,4 +1,4 @@
-"""From a path or a URL to a storage."""
+"""Open a path or a URL as a storage."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gym_trace.storage.remote.address import UrlPath, is_url, local_path, redact
 
 
 def storage_at(
-    place: str | os.PathLike[str] | ReadStorage,
+    location: str | os.PathLike[str] | ReadStorage,
     cache: str | os.PathLike[str] | None = None,
     cache_bytes: int | None = None,
 ) -> ReadStorage:
-    """Return the storage of a directory or URL; a storage as it is. Reads nothing.
+    """Return the storage at a path or URL; return a storage unchanged. Reads nothing.
 
     cache: see open_trace(). Raises InvalidOption, MissingExtra, RemoteError.
     """
-    storage = place
+    storage = location
     if not isinstance(storage, ReadStorage) and (local := local_path(storage)) is not None:
         storage = LocalStorage(local)
     if isinstance(storage, ReadStorage):
@@ -31,28 +31,28 @@ def storage_at(
     from gym_trace.storage.remote.storage import RemoteStorage
 
     if cache is None and cache_bytes is not None:
-        raise InvalidOption("cache_bytes: pass cache, too")
-    kept = None if cache is None else DiskBlocks(cache, CACHE_BYTES if cache_bytes is None else cache_bytes)
-    return RemoteStorage(storage, kept)
+        raise InvalidOption("cache_bytes: also pass cache")
+    blocks = None if cache is None else DiskBlocks(cache, CACHE_BYTES if cache_bytes is None else cache_bytes)
+    return RemoteStorage(storage, blocks)
 
 
-def folders_at(place: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the directories in a directory or below a URL, sorted; no links, and none that is hidden.
+def folders_at(location: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the directories in a directory or below a URL, sorted, without links and hidden ones.
 
     Raises OSError, InvalidOption, MissingExtra, RemoteError.
     """
-    if (local := local_path(place)) is not None:
+    if (local := local_path(location)) is not None:
         return directories_in(local)
     from gym_trace.storage.remote.objects import persistently
     from gym_trace.storage.remote.stores import store_at
 
-    url = url_of(place)
+    url = url_of(location)
     found = persistently(lambda: store_at(url).folders(), redacted(url))
     return sorted(name for name in found if name and not name.startswith("."))
 
 
 def absolute(storage: ReadStorage) -> ReadStorage:
-    """Return the storage, which then stays the same if the process changes its directory."""
+    """Make the path of a storage absolute, so that it survives a change of the current directory."""
     is_relative = type(storage) is LocalStorage and not os.path.isabs(storage.root)
     return LocalStorage(os.path.abspath(storage.root)) if is_relative else storage
 

@@ -1,4 +1,4 @@
-"""A file descriptor that is kept for later, when none may be left."""
+"""A file descriptor reserved for later, when none may be free."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 
 
 class Reserve:
-    """Holds a descriptor, or none, until something else needs it."""
+    """Holds a descriptor, if one was free, until the owner needs it."""
 
     def __init__(self) -> None:
         self._held: int | None = None
 
     def take(self) -> None:
-        """Hold one. If none is left, do nothing."""
+        """Reserve a descriptor; do nothing if none is free."""
         if self._held is None:
             with contextlib.suppress(OSError):
                 self._held = os.open(os.devnull, os.O_RDONLY)

@@ -17,16 +17,16 @@ from gym_trace.storage.protocol import Appender, Storage
 
 PART = ".part"  # suffix of a file that is being written
 _LONGEST = 200  # bytes of a name, before the suffix
-_AT_ONCE = 8  # processes that make the same, whose names the next one knows
-# In each work directory: locked by its process, and git ignores what is beside it.
+_NUMBERED = 8  # work directories per target with predictable names, so that later processes find and remove them
+# A file in each work directory: its process locks it, and it makes git ignore the directory.
 _LOCK, _MARK = ".gitignore", b"# being made by gym-trace, or left by a process that was killed\n*\n"
-DESCRIPTORS = "/proc/self/fd"  # on Linux: links to what is open
+DESCRIPTORS = "/proc/self/fd"  # on Linux: links to open files
 _MOST_BYTES = 1 << 24  # read from a file to find a mark
-_MANY = 100  # files: above this, syncing the whole file system is faster
+_MANY_FILES = 100  # with more, syncing the whole file system is faster
 
 
 class StagedStorage(LocalStorage):
-    """A directory that counts once it has its final name: its files need not be durable before."""
+    """A directory that becomes valid with its final name: its files need not be durable before."""
 
     def create(self, name: str, lock: bool = False) -> LocalAppender:
         return _Staged(self.path(name), lock, shared=lock)
@@ -46,7 +46,7 @@ class _Staged(LocalAppender):
 def staged_file(storage: Storage, name: str) -> Iterator[Appender]:
     """Yield a file to write; at the end it gets its name, atomically and durably, and replaces a file of that name.
 
-    If the block raises, nothing of it is left. The file of a killed process, NAME.part, is replaced.
+    If the block raises, the new file is removed. NAME.part of a killed process is replaced.
     """
     part = name + PART
     with contextlib.suppress(FileNotFoundError):
@@ -70,12 +70,12 @@ def staged_file(storage: Storage, name: str) -> Iterator[Appender]:
 def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a directory next to target to fill; it becomes target at the end, atomically and durably.
 
-    On an error nothing is left. A killed process leaves ".NAME….part" next to the target, which the next one that makes
-    the same removes.
+    On an error nothing is left. A killed process leaves ".NAME….part" next to the target; the next process with this
+    target removes it.
 
     Args:
         target: a new or empty directory.
-        sources: directories that must not contain it.
+        sources: directories that must not contain target.
 
     Raises:
         TraceExists: target exists and is not an empty directory.
@@ -132,8 +132,8 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
 def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a file next to target to write; it replaces target at the end, atomically.
 
-    On an error target stays as it was; a killed process leaves what new_directory() says. Missing directories above
-    target are made.
+    On an error target stays unchanged; a killed process leaves files as in new_directory(). Missing parent directories
+    are created.
 
     Raises OSError, also if target is neither a file nor a link to one.
     """
@@ -146,9 +146,9 @@ def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_marked(target: str | os.PathLike[str], text: str, mark: str) -> None:
-    """Write a text file that has a mark, atomically, in place of one that has it.
+    """Write a text that contains mark to a new file, or atomically replace a file that contains mark.
 
-    Raises TraceExists for a file without the mark, OSError for a link or a directory.
+    Raises TraceExists for a file without mark, OSError for a link or a directory.
     """
     try:
         with open(open_regular(Path(target), os.O_RDONLY), "rb") as file:
@@ -163,7 +163,7 @@ def write_marked(target: str | os.PathLike[str], text: str, mark: str) -> None:
 
 @contextlib.contextmanager
 def replaced_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a directory to make; it replaces target at the end. Otherwise like replaced_file()."""
+    """Yield the path of a directory to create; it replaces target at the end. Otherwise like replaced_file()."""
     final = Path(target)
 
     def put(staged: Path) -> None:
@@ -184,7 +184,7 @@ def replaced_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield a path for what is made; sync what is there at the end and put() it in place, unless an error comes."""
+    """Yield a path to write to; at the end, sync it and call put(), unless the block raises."""
     work = work_beside(final)
     try:
         staged = work.path / final.name
@@ -196,29 +196,29 @@ def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
 
 
 class WorkDirectory:
-    """A directory next to what is made, for this user alone. It is locked for as long as its process lives.
+    """A private directory next to a target. Its process locks it for as long as it lives.
 
     Attributes:
-        path: path of the directory; it goes through a file descriptor where other users could rename the directory.
+        path: path of the directory, through a file descriptor where other users could rename the directory.
     """
 
     def __init__(self, name: Path, path: Path, held: int, descriptor: int):
         self._name, self.path, self._held, self._descriptor = name, path, held, descriptor
 
     def remove(self) -> None:
-        """Remove it and everything in it, as far as that is possible, and release its lock."""
+        """Remove the directory with its files, as far as possible, and release its lock."""
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._held), os.lstat(self.path / _LOCK)):
                 _clear(self.path)
-                if os.name != "posix":  # which removes no open file
+                if os.name != "posix":  # open files cannot be removed there
                     self.release()
                 os.unlink(self.path / _LOCK)
-        self.release()  # before the next line: NFS keeps an open file that is removed
-        with contextlib.suppress(OSError):  # another process has it now
+        self.release()  # first, because NFS keeps a removed file while it is open
+        with contextlib.suppress(OSError):  # another process uses it now
             os.rmdir(self._name)
 
     def release(self) -> None:
-        """Release its lock."""
+        """Release the lock."""
         opened, self._held, self._descriptor = (self._held, self._descriptor), -1, -1
         for fd in opened:
             if fd >= 0:
@@ -226,9 +226,9 @@ class WorkDirectory:
 
 
 def take(path: Path) -> WorkDirectory | None:
-    """Make a work directory, or take over the one that a dead process left, with what is in it.
+    """Create a work directory, or take over the one of a dead process with its files.
 
-    Return None if it is another user's, or not one of ours, or a process may still use it. Raises OSError.
+    Return None if it belongs to another user, is not a work directory, or may still be in use. Raises OSError.
     """
     while True:
         try:
@@ -268,10 +268,10 @@ def take(path: Path) -> WorkDirectory | None:
 
 
 def _steady(path: Path) -> tuple[Path, int]:
-    """Return a path of a work directory that leads there whatever others rename, and its descriptor, or -1.
+    """Return a path of a work directory that stays valid if others rename it, and its descriptor, or -1.
 
-    Who may rename it could put a link in its place, and have files of this user overwritten and taken away. Raises
-    OSError, also where that has happened.
+    A user who may rename it could replace it by a link, so that this process overwrites or removes other files. Raises
+    OSError, also if that has happened.
     """
     if not open_to_others(os.stat(path.parent), is_sticky_fine=True) or not os.path.isdir(DESCRIPTORS):
         return path, -1
@@ -283,7 +283,7 @@ def _steady(path: Path) -> tuple[Path, int]:
 
 
 def _is_free(path: Path, held: int, is_new: bool) -> bool:
-    """Lock and mark a work directory; return False if a process may use it, or if it is another directory."""
+    """Lock and mark a work directory; return False if a process may use it, or if it is not a work directory."""
     try:
         is_locked = lock(held) and (is_new or os.name == "posix")
     except OSError:  # a file system without locks: live and dead processes look the same
@@ -299,19 +299,19 @@ def _is_free(path: Path, held: int, is_new: bool) -> bool:
 
 
 def remove_left(directory: Path) -> None:
-    """Remove from a directory what dead processes left that were making files and directories in it."""
+    """Remove the work directories that dead processes left in a directory."""
     for path in directory.glob(".*.part"):
         if work := take(path):
             work.remove()
 
 
 def work_beside(final: Path) -> WorkDirectory:
-    """Return an empty work directory, and remove those that dead processes left when they made the same."""
+    """Return an empty work directory for a target; remove those that dead processes with this target left."""
     name = os.fsdecode(os.fsencode(final.name)[:_LONGEST])
-    places = [final.with_name(f".{name}.{number}.part") for number in range(_AT_ONCE)]
+    paths = [final.with_name(f".{name}.{number}.part") for number in range(_NUMBERED)]
     found: WorkDirectory | None = None
-    for place in places:
-        if (found is None or os.path.lexists(place)) and (work := take(place)):
+    for path in paths:
+        if (found is None or os.path.lexists(path)) and (work := take(path)):
             if found is None:
                 _clear((found := work).path)
             else:
@@ -322,7 +322,7 @@ def work_beside(final: Path) -> WorkDirectory:
 
 
 def _clear(work: Path) -> None:
-    """Empty a work directory but for its lock."""
+    """Remove all files of a work directory except its lock."""
     for entry in os.scandir(work):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
@@ -348,7 +348,7 @@ def sync_files(path: str | os.PathLike[str]) -> None:
     for folder, _, names in os.walk(path):
         files += [path for name in names if not os.path.islink(path := os.path.join(folder, name))]
         folders.append(folder)
-    if len(files) + len(folders) > _MANY and sync_file_system(path):
+    if len(files) + len(folders) > _MANY_FILES and sync_file_system(path):
         return
     for file in files:
         _sync_file(file)

@@ -140,7 +140,7 @@ sys.stdin.read()
             TraceRecordingWrapper(CountingEnv(), tmp_path)
         monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
         if session:
-            with pytest.raises(TraceExists, match="after others have closed theirs"):
+            with pytest.raises(TraceExists, match="other processes of this run have closed their traces"):
                 TraceRecordingWrapper(CountingEnv(), tmp_path)
         else:
             recorded(tmp_path)

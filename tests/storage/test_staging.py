@@ -175,7 +175,7 @@ def test_a_pipe_among_what_is_made_raises_and_stalls_nothing(tmp_path: Path) -> 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs locks")
 def test_a_manifest_locked_by_a_reader_fails_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    monkeypatch.setattr(local, "_LOCK_TIMEOUT", 0.1)
     kept: list[int] = []
     os_open = os.open
 
@@ -188,7 +188,7 @@ def test_a_manifest_locked_by_a_reader_fails_with_the_reason(tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", opened)
-        with pytest.raises(OSError, match="which may only read it, keeps its lock"):
+        with pytest.raises(OSError, match="perhaps a reader, holds its lock"):
             recorded(tmp_path / "t")
     os.close(kept[0])
     assert not list((tmp_path / "t").glob("*"))

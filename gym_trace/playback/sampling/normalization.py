@@ -126,7 +126,7 @@ def _found(
     return known, sums
 
 
-_NAMES = ("mean", "squares", "least", "largest")
+_NAMES = ("mean", "squared_deviations", "least", "largest")
 
 
 def _keep(file: FilePath, episodes: Array, sums: dict[Path, RunningMoments]) -> None:

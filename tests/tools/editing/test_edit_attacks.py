@@ -233,7 +233,7 @@ def test_a_lock_that_is_kept_makes_an_annotation_fail_and_not_get_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(tmp_path / "t", 1)
-    monkeypatch.setattr(local, "_PATIENCE", 0.1)
+    monkeypatch.setattr(local, "_LOCK_TIMEOUT", 0.1)
     with local.alone(tmp_path / "t"), pytest.raises(TraceError, match="keeps it locked; try again"):
         edit.annotate(tmp_path / "t", {"author": "Ada"})
     edit.annotate(tmp_path / "t", {"author": "Ada"})

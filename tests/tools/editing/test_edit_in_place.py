@@ -163,7 +163,7 @@ def test_files_that_arrive_during_the_exchange_are_kept(tmp_path: Path, monkeypa
     target = tmp_path / "t"
     make_trace(target)
     expected = contents(target)
-    monkeypatch.setattr(local, "_PATIENCE", 0.0)  # recorders wait for the end of the edit, but not for ever
+    monkeypatch.setattr(local, "_LOCK_TIMEOUT", 0.0)  # recorders wait for the end of the edit, but not for ever
 
     def late(one: Any, other: Any) -> None:
         if os.path.realpath(other) == str(target):

@@ -295,9 +295,11 @@ def test_a_batch_of_another_recording_of_the_same_id_is_not_read(
     shutil.copy(tmp_path / "b" / f"w.{number:06d}.gtb", tmp_path / "a")
     if not has_manifest:
         (tmp_path / "a" / "w.manifest.jsonl").unlink()
-    assert [damage.problem for damage in check_trace(tmp_path / "a").damages] == ["this batch is of another recording"]
+    assert [damage.problem for damage in check_trace(tmp_path / "a").damages] == [
+        "this batch belongs to another recording"
+    ]
     trace = open_trace(tmp_path / "a")
-    assert [damage.problem for damage in trace.damage] == ["this batch is of another recording"]
+    assert [damage.problem for damage in trace.damage] == ["this batch belongs to another recording"]
     assert {episode.episode_id for episode in read_undamaged(tmp_path / "a")} == {0, 1, 2} - {number}
     with pytest.raises(CorruptTrace, match="another recording"):
         edit.merge([trace], tmp_path / "m")
