@@ -84,7 +84,7 @@ def test_a_changed_constant_is_found_at_its_first_step_and_updated(project: Proj
     assert before == {path: path.read_bytes() for path in project.golden.rglob("*") if path.is_file()}
     project.write(gravity=10.1)
     told = project.run(failed=2, passed=1)
-    assert "2 of 2 episodes are not as recorded" in told
+    assert "2 of 2 episodes differ from the recording" in told
     assert "episode 0 at step 0, observations[" in told
     assert "observations: differs at 20 steps, from step 0 on, by up to" in told
     assert "rewards: differs at 19 steps, from step 1 on" in told
@@ -99,7 +99,7 @@ def test_a_changed_policy_is_found_and_a_tolerance_accepts_drift(project: Projec
     project.run("--golden-update", passed=3)
     project.write(push=0.6)
     told = project.run(failed=2, passed=1)
-    assert "the policy acts otherwise" in told
+    assert "the policy acts differently" in told
     assert "episode 0 at step 0, actions[0]: recorded" in told
     project.write(gravity=10.0 + 1e-7)
     project.run("-k", "swings", failed=2)
@@ -116,10 +116,10 @@ def test_a_golden_trace_of_something_else_fails(project: Project) -> None:
     path = project.golden.parent / "test_golden.py"
     tests = path.read_text()
     for before, after, message in (
-        ("episodes=2", "episodes=3", "episodes: recorded with 2, the test asks for 3"),
-        ("episodes=2", "steps=3", "steps: recorded with None, the test asks for 3"),
-        ("seed=seed", "seed=seed + 1", "seed: recorded with 0, the test asks for 1"),
-        ("seed=seed", "seed=seed, record_infos=True", "record_infos: recorded with False, the test asks for True"),
+        ("episodes=2", "episodes=3", "episodes: recorded with 2, the test requests 3"),
+        ("episodes=2", "steps=3", "steps: recorded with None, the test requests 3"),
+        ("seed=seed", "seed=seed + 1", "seed: recorded with 0, the test requests 1"),
+        ("seed=seed", "seed=seed, record_infos=True", "record_infos: recorded with False, the test requests True"),
         ("episodes=2", "episodes=0", "nothing to record; pass 1 episode or step, or more"),
         (
             "make, policy",
@@ -137,12 +137,12 @@ def test_a_golden_trace_without_episodes_fails(tmp_path: Path) -> None:
     asked = open_trace(tmp_path / "empty").metadata
     shutil.rmtree(tmp_path / "empty")
     TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "empty", metadata=asked).close()
-    with pytest.raises(pytest.fail.Exception, match="episodes: the trace has 0, the test asks for 1"):
+    with pytest.raises(pytest.fail.Exception, match="episodes: the trace has 0, the test requests 1"):
         GoldenTrace(tmp_path, update=False)("empty", "CartPole-v1", episodes=1)
 
 
 def recorded_otherwise(golden: Path, seed: int = 0, **limits: int) -> None:
-    """Record the trace with other limits or another seed, and let it say what the test asks for."""
+    """Record the trace with other limits or another seed, and let it say what the test requests."""
     asked = open_trace(golden / "cartpole").metadata
     shutil.rmtree(golden / "cartpole")
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), golden / "cartpole", metadata=asked)
@@ -153,9 +153,9 @@ def recorded_otherwise(golden: Path, seed: int = 0, **limits: int) -> None:
 @pytest.mark.parametrize(
     ("recorded", "told"),
     [
-        ({"episodes": 1}, "episodes: the trace has 1, the test asks for 3"),
+        ({"episodes": 1}, "episodes: the trace has 1, the test requests 3"),
         ({"episodes": 3, "seed": 5}, "seed: the episodes have others than those of 0"),
-        ({"steps": 1}, "episode 0: is not whole"),
+        ({"steps": 1}, "episode 0: incomplete"),
     ],
 )
 def test_a_golden_trace_of_less_than_it_says_fails(recorded: dict[str, int], told: str, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_golden_trace_of_fewer_steps_than_it_says_fails(tmp_path: Path) -> Non
     GoldenTrace(tmp_path, update=True)("cartpole", "CartPole-v1", steps=60)
     GoldenTrace(tmp_path, update=False)("cartpole", "CartPole-v1", steps=60)
     recorded_otherwise(tmp_path, steps=2)
-    with pytest.raises(pytest.fail.Exception, match="steps: the trace has 2, the test asks for 60"):
+    with pytest.raises(pytest.fail.Exception, match="steps: the trace has 2, the test requests 60"):
         GoldenTrace(tmp_path, update=False)("cartpole", "CartPole-v1", steps=60)
 
 
@@ -183,6 +183,6 @@ def test_parallel_runs_of_the_tests_share_the_traces(project: Project) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../elsewhere", "a/b"])
 def test_a_name_with_a_path_is_rejected(tmp_path: Path, name: str) -> None:
-    with pytest.raises(pytest.fail.Exception, match="not a name of a directory"):
+    with pytest.raises(pytest.fail.Exception, match="not a directory name"):
         GoldenTrace(tmp_path / "golden", update=True)(name, "CartPole-v1")
     assert list(tmp_path.iterdir()) == []
