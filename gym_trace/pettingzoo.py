@@ -114,7 +114,7 @@ class RecordedAEC(_Recorded, BaseWrapper):
 
     def step(self, action: Any) -> None:
         self._unseen = False
-        self._recorder.step(self._joint.passed_on(action))
+        self._recorder.step(self._joint.pass_on(action))
         self._unseen = True
 
     def last(self, observe: bool = True) -> Any:
@@ -154,7 +154,7 @@ class RecordedParallel(_Recorded, BaseParallelWrapper):
         return self._joint.answer
 
     def step(self, actions: dict[Any, Any]) -> Any:
-        self._recorder.step(self._joint.passed_on(actions))
+        self._recorder.step(self._joint.pass_on(actions))
         return self._joint.answer
 
 

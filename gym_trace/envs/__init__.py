@@ -1,1 +1,1 @@
-"""All that needs gymnasium to know or to make an environment."""
+"""Describe and rebuild environments: the part of the library that needs gymnasium."""

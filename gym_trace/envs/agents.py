@@ -1,6 +1,6 @@
-"""An environment of many agents (of PettingZoo) as one environment of Gymnasium, whose rows hold all agents.
+"""A PettingZoo environment as one Gymnasium environment, whose rows hold all agents.
 
-So it is recorded, replayed, compared and rendered as any other. docs/FORMAT.md, section 4, describes a row.
+So it is recorded, replayed, compared and rendered like any other. docs/FORMAT.md, section 4, describes a row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_PLACES = np.iinfo(np.int16).max
 
 
 class Agents(gymnasium.Space[Any]):
-    """The space of rows of agents that are not known before they appear: any map."""
+    """The space of rows whose agents are unknown before they appear: it contains any map."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -58,22 +58,22 @@ class Agents(gymnasium.Space[Any]):
 
 
 class JointEnv(gymnasium.Env[Any, Any]):
-    """All agents of an environment of PettingZoo as one.
+    """All agents of a PettingZoo environment as one.
 
-    Of a parallel environment a step is a step of it; of an AEC environment it is one turn. The reward is the sum of
-    the rewards of all agents. The episode is over when all agents are; it is terminated or truncated as the agents
-    were that were there last. The agents themselves, with their rewards and flags, are in the observation.
+    A step is a step of a parallel environment, or one turn of an AEC environment. The reward is the sum of the rewards
+    of all agents. The episode ends when all agents have ended; it is terminated or truncated like its last agents. The
+    observation holds the agents, with their rewards and flags.
 
     Args:
         env: an AEC or parallel environment.
         state: also observe env.state().
 
     Attributes:
-        inner: the environment given.
+        inner: the PettingZoo environment.
         kind: "aec" or "parallel".
         answer: the last result of inner.reset() or inner.step(); AEC: of inner.last(), or None
             when no agent is left.
-        names: the agents that have columns of their own; None if they are not known before they appear.
+        names: the agents, which have their own columns; None if they are unknown before they appear.
         has_state: True if env.state() is observed.
     """
 
@@ -83,8 +83,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         self.metadata.setdefault("render_modes", self.metadata.get("render.modes", []))
         self.render_mode = getattr(env, "render_mode", None)
         self.answer: Any = None
-        self._turn_of: Any = None  # the agent to act, of an AEC environment
-        self._actual: tuple[Any] | None = None  # the action to pass on, instead of a decoded one
+        self._turn_of: Any = None  # AEC: the agent to act
+        self._actual: tuple[Any] | None = None  # the action for the next step, instead of a decoded one
         self._flags = False, False  # terminated and truncated of the last agents
         known = _known_spaces(env)
         self.names: list[Name] | None = None if known is None else list(known[0])
@@ -96,7 +96,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
             self.observation_space, self.action_space = Agents(), Agents()
             return
         observed, acted = known
-        make: Any = spaces.Dict  # whose signature has keys of text alone
+        make: Any = spaces.Dict  # its signature allows only text keys
         for name in observed:
             self._fillers[name] = _filler(layout_of(describe(observed[name]), ()))
             self._action_fillers[name] = _filler(layout_of(describe(acted[name]), ()))
@@ -125,9 +125,9 @@ class JointEnv(gymnasium.Env[Any, Any]):
 
     @property
     def np_random(self) -> np.random.Generator:
-        """The random generator of the environment. Raises AttributeError if it has none that is known."""
+        """The random generator of the environment. Raises AttributeError if none is found."""
         base = self.inner.unwrapped
-        for owner in (base, getattr(base, "env", None)):  # environments of SISL keep theirs inside
+        for owner in (base, getattr(base, "env", None)):  # SISL environments have it in .env
             found = getattr(owner, "np_random", None)
             if isinstance(found, np.random.Generator):
                 return found
@@ -174,7 +174,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
 
     @property
     def all_dead(self) -> tuple[bool, bool] | None:
-        """Flags (terminated, truncated) of the agents left in an AEC environment if all are over; else None."""
+        """(terminated, truncated) of an AEC environment if all of its remaining agents have ended; else None."""
         if self.answer is None:
             return None
         inner = self.inner
@@ -184,10 +184,9 @@ class JointEnv(gymnasium.Env[Any, Any]):
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> tuple[dict[Any, Any], Any, dict[Any, Any], bool]:
-        """Return the row of an AEC environment, the sum of the rewards, the infos, and whether no agent is left.
+        """Return the row of an AEC environment, the sum of the rewards, the infos, and True if no agent is left.
 
-        The row has what last() gives, and what is known of all agents. Each attribute is asked for once: wrappers make
-        it slow.
+        The row has the result of last() and the data of all agents. Each attribute is read once: wrappers are slow.
         """
         inner = self.inner
         agents, rewards, infos = inner.agents, inner.rewards, inner.infos
@@ -212,13 +211,13 @@ class JointEnv(gymnasium.Env[Any, Any]):
         truncations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Return a row, and its map AGENTS."""
+        """Return a row, and the map under its key AGENTS."""
         given = ((OBSERVED, observations), (REWARDED, rewards), (TERMINATION, terminations), (TRUNCATION, truncations),
                  (INFORMED, infos))  # fmt: skip
         names, number = [name_of(agent) for agent in agents], self._number
         bits: dict[Name, int] = dict.fromkeys(names, 0)
-        for bit, those in given:
-            for agent in those:
+        for bit, mapping in given:
+            for agent in mapping:
                 name = name_of(agent)
                 bits[name] = bits.get(name, 0) | bit
         is_free = not (number and bits.keys() <= number.keys())
@@ -247,7 +246,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
             return dict(observations)
         if self.kind == PARALLEL:
             return {**self._fillers, **observations}
-        # In turns an agent that is not observed keeps its last value, so that rows compress well.
+        # An unobserved agent of an AEC environment keeps its last value, so that rows compress well.
         row = {**self._held, **observations}
         self._held.update((name, copied(value)) for name, value in observations.items())
         return row
@@ -255,7 +254,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def encoded(self, action: Any, agent: Any = None) -> dict[Any, Any]:
-        """Return the row of what is passed to inner.step(). agent: of an AEC environment, the one to act, if any."""
+        """Return the row for an argument of inner.step(). agent: the agent to act in an AEC environment, if any."""
         if self.kind == PARALLEL:
             given = {name_of(agent): value for agent, value in action.items()}
         else:
@@ -272,7 +271,7 @@ class JointEnv(gymnasium.Env[Any, Any]):
         return row
 
     def decoded(self, row: Any) -> Any:
-        """Return what a row of actions passes to inner.step()."""
+        """Return the argument of inner.step() for a row of actions."""
         if self.names is not None and self._key in row:
             acted = row[self._key]
             chosen = [(name, code) for name, code in zip(self.names, np.asarray(acted).tolist()) if code != NO_ACTION]
@@ -285,8 +284,8 @@ class JointEnv(gymnasium.Env[Any, Any]):
         present = [name for name in map(name_of, self.inner.agents) if name in given]
         return {agents.get(name, name): given[name] for name in dict.fromkeys([*present, *given])}
 
-    def passed_on(self, action: Any) -> dict[Any, Any]:
-        """Return the row of an action, and pass the action itself to inner.step() at the next step."""
+    def pass_on(self, action: Any) -> dict[Any, Any]:
+        """Return the row of an action; the next step() passes the action itself to inner.step()."""
         self._actual = (action,)
         return self.encoded(action, self._turn_of)
 
@@ -303,9 +302,9 @@ def is_of_agents(env: Any) -> bool:
 
 
 def jointly(env: Any, description: Mapping[str, Any]) -> Any:
-    """Return an environment of PettingZoo as a JointEnv; any other as it is.
+    """Return a PettingZoo environment as a JointEnv, and any other environment unchanged.
 
-    description: the recorded environment, with the flag of a recorded state.
+    description: the recorded environment; it has a flag for a recorded state.
     """
     if not is_of_agents(env):
         return env
@@ -313,7 +312,7 @@ def jointly(env: Any, description: Mapping[str, Any]) -> Any:
 
 
 def name_of(agent: Any) -> Name:
-    """Return the name of an agent in a trace: text and integers as they are, others as text."""
+    """Return the name of an agent in a trace: text and integers unchanged, others as text."""
     return agent if type(agent) in (str, int) else str(agent)
 
 
@@ -322,7 +321,7 @@ def _numbered(names: Iterable[Name]) -> dict[Name, int]:
 
 
 def _known_spaces(env: Any) -> tuple[dict[Name, Any], dict[Name, Any]] | None:
-    """Return the spaces of observations and actions of all agents; None if they are not known before a reset."""
+    """Return the spaces of observations and actions of all agents; None if they are unknown before a reset."""
     try:
         agents = list(env.possible_agents)
         observed = {name_of(agent): env.observation_space(agent) for agent in agents}
@@ -349,7 +348,7 @@ def _by_name(infos: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _number(reward: Any) -> Any:
-    """Return a reward as float64, if that holds it exactly."""
+    """Return a reward as float64 if that is exact, else unchanged."""
     try:
         number = np.float64(reward)
         return number if isinstance(number, np.float64) and (number == reward or reward != reward) else reward

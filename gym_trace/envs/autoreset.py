@@ -17,7 +17,7 @@ FINAL_OBSERVATION = ("final_obs", "final_observation", "terminal_observation")
 FINAL_INFO = ("final_info",)
 _OF_SINGLE = ("final_observation", "final_info")  # keys of AutoResetWrapper
 
-# For dataclasses.replace(): a spec has make() add no autoreset wrapper, which it can before Gymnasium 1.0.
+# For dataclasses.replace(): make() then adds no autoreset wrapper (only before Gymnasium 1.0).
 SPEC_WITHOUT: dict[str, Any] = {"autoreset": False} if hasattr(EnvSpec, "autoreset") else {}
 
 _WRAPPERS = tuple(
@@ -67,7 +67,7 @@ def demand_all_lanes(envs: Any) -> None:
     if getattr(pool, "is_async", False) is not True or not isinstance(config, Mapping) or "batch_size" not in config:
         return
     raise InvalidOption(
-        f"batch_size: an EnvPool that answers for {config['batch_size']} of its {pool.num_envs} environments at a time "
+        f"batch_size: an EnvPool that steps {config['batch_size']} of its {pool.num_envs} environments at a time "
         f"cannot be recorded; make it with batch_size=num_envs"
     )
 
@@ -107,7 +107,7 @@ def info_of_reset(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_autoreset(env: Any) -> Any:
-    """Return env without the wrappers that reset it in step(): the replay resets it."""
+    """Return env without the wrappers that reset it in step(): a replay resets it itself."""
     while (resetting := autoreset_wrapper(env)) is not None:
         if env is resetting:
             env = env.env

@@ -1,4 +1,4 @@
-"""Environments that clip continuous actions to their bounds, so that the trace has the sampled actions."""
+"""Clip continuous actions inside the environment, so that the trace has the sampled, unclipped actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClipActionParts(gymnasium.ActionWrapper[Any, Any, Any]):
 
 
 def clipped(space: Any, action: Any) -> Any:
-    """Return the action within the bounds of its continuous parts."""
+    """Return the action with its continuous parts clipped to their bounds."""
     if isinstance(space, Dict):
         return {name: clipped(inner, action[name]) for name, inner in space.spaces.items()}
     if isinstance(space, Tuple):

@@ -1,9 +1,9 @@
 """Parts of a recorded environment that need the user's consent to be rebuilt.
 
-These are data: registered ids; arguments that are registered, too, or neither name a file nor hold a large number;
-Gymnasium's own wrappers that only compute. Everything else that a trace names would act because an untrusted file asks
-so: modules to import, classes to call, files, sizes. The user is shown all of it, whole, before any of it is done; what
-is too long to be read is never done.
+No consent is needed for registered ids, for arguments that are registered or neither name a file nor hold a large
+number, and for Gymnasium's own wrappers that only compute. Everything else would act because an untrusted file says so:
+modules to import, classes to call, files, sizes. The user sees all requests in full before any is carried out; requests
+that are too long to be read are rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gym_trace.envs.monitor import Monitor
 from gym_trace.envs.recipe import Arguments, alike, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
-# Wrappers of gymnasium.wrappers, over all its releases, that call no argument and touch neither disk nor screen.
+# Wrappers in gymnasium.wrappers of any release that call no argument and touch neither disk nor screen.
 # fmt: off
 _HARMLESS = frozenset((
     "AddRenderObservation", "AddWhiteNoise", "ArrayConversion", "AtariPreprocessing", "AutoResetWrapper",
@@ -39,10 +39,10 @@ _HARMLESS = frozenset((
     "TimeLimit",
 ))
 # fmt: on
-# Our own, which are as harmless.
+# Our own harmless wrappers.
 _OWN: dict[str, type[Any]] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (ClipActionParts, Monitor)}
 # Never rebuilt, even with trust: a replay must not write files or open windows.
-_LEFT_OUT = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
+_SKIPPED = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
 _FILE_NAMED = re.compile(
     r"(command|dir|directory|entry_point|file|filename|folder|library|module|path|plugin|root|script|uri|url"
     r"|(^|_)(address|binary|callback|checkpoint|class|cmd|code|endpoint|exe|executable|function|host|hostname|import"
@@ -50,20 +50,20 @@ _FILE_NAMED = re.compile(
     re.IGNORECASE,
 )
 _FILE_LIKE = re.compile(r"[/\\:(]|\.\.|^[~.]|\.[^\W\d]|__")
-# Arguments of harmless wrappers that take memory or time, and the most that all in a row may ask for, multiplied.
+# Arguments of harmless wrappers that take memory or time, and the limit of their product over all wrappers.
 _LARGEST = {
     **dict.fromkeys(("frame_skip", "noop_max", "num_repeats", "repeat_action_duration", "skip"), 1 << 12),
     **dict.fromkeys(("num_stack", "stack_size"), 1 << 12),
     **dict.fromkeys(("screen_size", "shape"), 1 << 24),
     "bins": 1 << 16,  # each
 }
-# Names of one thing: steps per step, and frames in a row, whose product counts over all wrappers.
-_SAME = {"frame_skip": "skip", "num_repeats": "skip", "num_stack": "stack_size"}
+# Other names of the same argument.
+_ALIASES = {"frame_skip": "skip", "num_repeats": "skip", "num_stack": "stack_size"}
 _WIDENING = frozenset(("FlattenObservation", "FrameStack", "FrameStackObservation"))
-# Limits on environment arguments: a single number, the elements of a shape, letters and items in all, and a step of
-# time or space. FrozenLake takes 1.4 kB for each letter of its map.
+# Limits on environment arguments: a number, the elements of a shape, all letters and items together, and the smallest
+# positive number (a step of time or space). FrozenLake takes 1.4 kB for each letter of its map.
 _LARGEST_NUMBER, _MOST_ELEMENTS, _MOST_ITEMS, _SMALLEST = 1 << 12, 1 << 24, 1 << 16, 1e-7
-_MOST_SHOWN = 1 << 14  # characters of what a trace would bring about
+_MOST_SHOWN = 1 << 14  # characters of all requests
 _NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
@@ -71,11 +71,11 @@ def is_left_out(name: str) -> bool:
     """Return True for wrappers (module:class) that are never rebuilt: recorders, windows, video writers."""
     module, _, kind = name.partition(":")
     top = module.partition(".")[0]
-    return (top == "gym_trace" and name not in _OWN) or (is_of_gymnasium(module) and kind in _LEFT_OUT)
+    return (top == "gym_trace" and name not in _OWN) or (is_of_gymnasium(module) and kind in _SKIPPED)
 
 
 def harmless_wrapper(name: str) -> type[Any] | None:
-    """Return the class of a wrapper in the list above, by its name alone; None for others. Raises LookupError."""
+    """Return the class of a harmless wrapper; None for others. Raises LookupError if this Gymnasium lacks it."""
     module, _, kind = name.partition(":")
     if name in _OWN:
         return _OWN[name]
@@ -94,8 +94,8 @@ def trusted_wrapper(name: str) -> type[Any] | None:
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
         raise EnvironmentUnavailable(f"{shown(name)}: not a gymnasium wrapper")
     bases = [base for base in kind.__mro__ if base is not object]
-    out = any(is_left_out(f"{base.__module__}:{base.__qualname__}") for base in bases)
-    return None if out else kind
+    is_skipped = any(is_left_out(f"{base.__module__}:{base.__qualname__}") for base in bases)
+    return None if is_skipped else kind
 
 
 def import_named(name: str) -> Any:
@@ -105,13 +105,13 @@ def import_named(name: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except Exception as error:  # foreign code runs when it is imported
+    except Exception as error:  # importing runs foreign code
         raise EnvironmentUnavailable(f"{shown(name)} cannot be imported: {type(error).__name__}: {error}") from error
     return found
 
 
 def checked_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for a wrapper that has such parameters. Raises EnvironmentUnavailable."""
+    """Return the arguments if a wrapper accepts them. Raises EnvironmentUnavailable."""
     try:
         inspect.signature(kind).bind(None, **arguments)
     except (TypeError, ValueError) as error:
@@ -141,9 +141,9 @@ def asked_of_argument(name: str, value: Any, known: Any = None) -> str:
 
 
 def takes_much(name: Any, value: Any, known: Any = None) -> bool:
-    """Return True if a number in an argument or a reset option, or its length, may take much memory or time.
+    """Return True if an argument or reset option is so large that it may take much memory or time.
 
-    known: what is registered under its name, which it may be as large as. A seed may be any number.
+    known: the registered value; an argument may be as large. A seed may be any number.
     """
     return _items(value) > max(_MOST_ITEMS, _items(known)) or _is_large(name, value, known)
 
@@ -172,7 +172,7 @@ def _is_large(name: Any, value: Any, known: Any = None) -> bool:
     several = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(several, (list, tuple)):
         return False
-    sizes = [size for size in several if type(size) is int]  # (640, 480) is a shape; a long list is none
+    sizes = [size for size in several if type(size) is int]  # (640, 480) is a shape, a long list is not
     return (len(sizes) <= 4 and abs(math.prod(sizes)) > _MOST_ELEMENTS) or any(_is_large("", item) for item in several)
 
 
@@ -190,7 +190,7 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
     asked, totals = [], dict.fromkeys(_LARGEST, 1)
     for wrapper, arguments in wrappers:
         kind = wrapper.partition(":")[2]
-        if arguments is None or kind == "ReshapeObservation":  # whose shape has to hold what there is
+        if arguments is None or kind == "ReshapeObservation":  # its shape must have the same number of elements
             continue
         for name, stored in arguments.items():
             if name not in _LARGEST:
@@ -199,7 +199,7 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
                 value = argument(stored)
             except (LookupError, TraceError):
                 continue
-            same = _SAME.get(name, name)
+            same = _ALIASES.get(name, name)
             totals[same] *= max(1, _size(value, max if name == "bins" else math.prod))
             if totals[same] > _LARGEST[same]:
                 asked.append(f"make {kind} with {name}={whole(value)}, which takes much memory or time")
@@ -207,7 +207,7 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
 
 
 def asked_of_width(env: Any, wrapper: str, arguments: Arguments | None) -> str:
-    """Describe a harmless wrapper that would make very large observations of those of env, or return "".
+    """Describe a harmless wrapper that would make very large observations, or return "".
 
     Discrete(n) is flattened to n numbers; a stack repeats the observation stack_size times.
     """
@@ -218,14 +218,16 @@ def asked_of_width(env: Any, wrapper: str, arguments: Arguments | None) -> str:
     if kind == "FlattenObservation":
         try:
             count = gymnasium.spaces.flatdim(space)
-        except (NotImplementedError, ValueError):  # the wrapper says so, too
+        except (NotImplementedError, ValueError):  # the wrapper will raise it, too
             return ""
     else:
         sizes = [
-            argument(stored) for name, stored in (arguments or {}).items() if _SAME.get(name, name) == "stack_size"
+            argument(stored) for name, stored in (arguments or {}).items() if _ALIASES.get(name, name) == "stack_size"
         ]
         count = math.prod([*(space.shape or ()), *(size for size in sizes if type(size) is int)])
-    return f"make {kind} give {count} numbers an observation, which takes much memory" if count > _MOST_ELEMENTS else ""
+    return (
+        f"make {kind} return {count} numbers per observation, which takes much memory" if count > _MOST_ELEMENTS else ""
+    )
 
 
 def _size(value: Any, together: Callable[[list[int]], int]) -> int:
@@ -236,7 +238,7 @@ def _size(value: Any, together: Callable[[list[int]], int]) -> int:
 
 
 def may_act(name: Any, value: Any) -> bool:
-    """Return True if an argument or a reset option may name a file or a module, by its name or its look."""
+    """Return True if an argument or a reset option may name a file or a module, judged by its name and its text."""
     if isinstance(value, PurePath):
         return True
     if isinstance(value, (str, bytes)):
@@ -251,7 +253,7 @@ def may_act(name: Any, value: Any) -> bool:
 
 
 def called(name: str, arguments: Arguments | None) -> str:
-    """Return a call that a trace names, with all of its arguments."""
+    """Return the text of a call that a trace requests, with all of its arguments."""
     given = []
     for key, stored in (arguments or {}).items():
         try:
@@ -262,7 +264,7 @@ def called(name: str, arguments: Arguments | None) -> str:
 
 
 def together(asked: list[str]) -> str:
-    """Return all questions in one line. Raises EnvironmentUnavailable if it is too long to be read."""
+    """Return all requests in one line. Raises EnvironmentUnavailable if it is too long to be read."""
     requests = "; ".join(asked)
     if len(requests) > _MOST_SHOWN:
         raise EnvironmentUnavailable(
@@ -273,15 +275,15 @@ def together(asked: list[str]) -> str:
 
 
 def named(name: Any) -> str:
-    """Return a name from a trace, quoted if it does not look like one: other letters may look like ours."""
+    """Return a name from a trace, escaped unless it is a plain ASCII name: other letters may look like ASCII."""
     text = str(name)
     return text if _NAME.fullmatch(text) else ascii(text)
 
 
 def whole(value: Any) -> str:
-    """Return all of an argument in ASCII: other letters are blank, turn a line around, or look like ours.
+    """Return the full text of an argument, in ASCII: others may be invisible, reverse a line, or look like ASCII.
 
-    Raises EnvironmentUnavailable for what cannot be shown.
+    Raises EnvironmentUnavailable if it cannot be shown.
     """
     try:
         with np.printoptions(threshold=sys.maxsize):
@@ -293,7 +295,7 @@ def whole(value: Any) -> str:
 
 
 def shown(value: Any, plain: bool = False) -> str:
-    """Return printable text for a value from a trace, of at most 200 characters, for messages that ask nothing."""
+    """Return printable text of at most 200 characters for a value from a trace; requests use whole()."""
     text = str(value) if plain else values.shown(value)
     text = text if len(text) <= 200 else text[:200] + "…"
     return text if text.isprintable() else ascii(text)[1:-1]

@@ -1,4 +1,4 @@
-"""A dm_env.Environment seen as a Gymnasium environment. Works by attributes, without importing dm_env."""
+"""A dm_env.Environment as a Gymnasium environment. Uses attributes only, so that dm_env is not imported."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LARGEST_SEED = 1 << 32
 
 
 class DmEnvView(gymnasium.Env[Any, Any]):
-    """Steps a dm_env.Environment by Gymnasium's interface.
+    """Steps a dm_env.Environment through Gymnasium's interface.
 
-    A last time step with a discount of 0 terminates the episode; one with another discount truncates it. The info of a
-    step has its "discount". A seed of reset() seeds the environment's numpy.random.RandomState, which dm_control has.
+    A last time step with discount 0 terminates the episode; any other discount truncates it. The info of a step has its
+    "discount". reset(seed=...) seeds the numpy.random.RandomState of dm_control's environments.
 
     Attributes:
         viewed: the dm_env.Environment.
@@ -32,7 +32,7 @@ class DmEnvView(gymnasium.Env[Any, Any]):
         self.observation_space = _space_of(env.observation_spec(), "observation_spec()")
         self.action_space = _space_of(env.action_spec(), "action_spec()")
 
-    @property  # type: ignore[misc]  # Gymnasium's can be set
+    @property  # type: ignore[misc]  # Gymnasium's has a setter
     def np_random(self) -> Any:
         """The generator of dm_control's environments; None for others."""
         random = _random_state(self.viewed)
@@ -53,9 +53,9 @@ class DmEnvView(gymnasium.Env[Any, Any]):
 
 
 class _Generator:
-    """A RandomState where a numpy.random.Generator is expected: bit_generator.state is its whole state.
+    """A RandomState in the form of a numpy.random.Generator: bit_generator.state is its whole state.
 
-    That includes the normal deviate that it keeps for the next call.
+    The state includes the cached normal deviate.
     """
 
     def __init__(self, random: np.random.RandomState):
@@ -71,13 +71,13 @@ class _Generator:
 
 
 def gymnasium_view(env: Any) -> Any:
-    """Return a DmEnvView of a dm_env.Environment, anything else as it is."""
+    """Return a DmEnvView of a dm_env.Environment, and any other object unchanged."""
     is_of_dm_env = all(hasattr(env, name) for name in ("observation_spec", "action_spec", "reset", "step"))
     return DmEnvView(env) if is_of_dm_env and not isinstance(env, gymnasium.Env) else env
 
 
 def ends_of(timestep: Any) -> tuple[bool, bool]:
-    """Return whether a time step terminates its episode, and whether it truncates it."""
+    """Return (terminated, truncated) of a time step."""
     is_last = bool(timestep.last())
     terminated = is_last and not np.any(timestep.discount)
     return terminated, is_last and not terminated

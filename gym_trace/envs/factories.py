@@ -1,7 +1,7 @@
-"""Describe how an environment of PettingZoo was made, as plain data, and make it again.
+"""Describe how a PettingZoo environment was made, as plain data, and rebuild it.
 
-It is made by its id in PettingZoo's registry (since PettingZoo 1.27), or else by a function or class of a module. Its
-arguments are those that gymnasium.utils.EzPickle keeps, which PettingZoo's environments use.
+It is made by its id in PettingZoo's registry (since PettingZoo 1.27), or by a function or class of a module. Its
+arguments come from gymnasium.utils.EzPickle, which PettingZoo's environments use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_trace.errors import EnvironmentUnavailable, MissingExtra, TraceError
 from gym_trace.printable import printable
 
 ENTRY_POINT = f"{__name__}:make_joint"
-# Modules of PettingZoo itself, whose factories do no more than make an environment.
+# Factories of PettingZoo itself, which only make an environment.
 _OWN = re.compile(r"pettingzoo\.(atari|butterfly|classic|mpe|sisl)(\.\w+)+:(env|parallel_env|raw_env)", re.ASCII)
 _ID = re.compile(r"([\w.-]+/)?[\w:.-]+", re.ASCII)
 _FACTORIES = {AEC: ("env", "raw_env"), "parallel": ("parallel_env",)}
@@ -30,7 +30,7 @@ _MOST_WRAPPERS = 100
 
 
 def spec_of(env: JointEnv) -> EnvSpec | None:
-    """Return the spec that makes this environment again; None if it is not known how it was made."""
+    """Return the spec that rebuilds this environment; None if its factory or arguments are unknown."""
     layers = _layers(env.inner)
     kwargs = _arguments_of(layers[-1])
     factory = _factory_of(env.inner, layers)
@@ -52,11 +52,11 @@ def spec_of(env: JointEnv) -> EnvSpec | None:
 
 
 def make_joint(pettingzoo: Mapping[str, Any], **kwargs: Any) -> JointEnv:
-    """Make an environment of PettingZoo as one of Gymnasium.
+    """Make a PettingZoo environment as a Gymnasium environment.
 
     Args:
-        pettingzoo: from spec_of(): kind, env, layers and maybe state.
-        kwargs: arguments of its factory.
+        pettingzoo: map from spec_of(): kind, env, layers, and optionally state.
+        kwargs: arguments of the factory.
 
     Raises:
         EnvironmentUnavailable, MissingExtra.
@@ -70,22 +70,22 @@ def make_joint(pettingzoo: Mapping[str, Any], **kwargs: Any) -> JointEnv:
     else:
         env = import_named(factory)(**kwargs)
     if not is_of_agents(env) or kind_of(env) != kind:
-        raise EnvironmentUnavailable(f"{printable(factory)}: makes no {kind} environment of PettingZoo here")
-    there = [type(layer).__qualname__ for layer in _layers(env)]
-    if there != description["layers"]:
+        raise EnvironmentUnavailable(f"{printable(factory)}: did not make a PettingZoo environment of kind {kind}")
+    layers = [type(layer).__qualname__ for layer in _layers(env)]
+    if layers != description["layers"]:
         env.close()
         recorded = printable(", ".join(description["layers"]))
         raise EnvironmentUnavailable(
-            f"{printable(factory)}: comes in {', '.join(there)} here, was recorded in {recorded}; name what makes it: "
-            "--make MODULE:FUNCTION on the command line, make_env= in Python"
+            f"{printable(factory)}: is wrapped in {', '.join(layers)} here, but recorded in {recorded}; "
+            "name a function that makes it: --make MODULE:FUNCTION on the command line, make_env= in Python"
         )
     return JointEnv(env, state=description["state"])
 
 
 def asked_of_factory(kwargs: Arguments, may_register: bool) -> list[str]:
-    """Describe what making the environment would do that needs the user's consent.
+    """Describe the actions for making the environment that need the user's consent.
 
-    may_register: True if modules that the user would consent to may register its id. Raises EnvironmentUnavailable.
+    may_register: True if modules to import may register its id. Raises EnvironmentUnavailable.
     """
     description = _description_in(kwargs)
     asked = asked_of_arguments({name: stored for name, stored in kwargs.items() if name != "pettingzoo"}, {})
@@ -93,7 +93,7 @@ def asked_of_factory(kwargs: Arguments, may_register: bool) -> list[str]:
         return asked
     if ":" in description["env"]:
         module, _, call = description["env"].partition(":")
-        return [f"import {named(module)} and call its {named(call)}, which is not PettingZoo's own", *asked]
+        return [f"import {named(module)} and call its {named(call)}, which is not a factory of PettingZoo", *asked]
     if may_register:
         return asked
     raise EnvironmentUnavailable(
@@ -145,7 +145,7 @@ def _registry(kind: str) -> Mapping[str, Any]:
 
 
 def _layers(env: Any) -> list[Any]:
-    """Return an environment and those inside it, outermost first."""
+    """Return an environment and the environments that it wraps, outermost first."""
     layers, base = [env], env.unwrapped
     while layers[-1] is not base and len(layers) < _MOST_WRAPPERS:
         inner = vars(layers[-1]).get("env", vars(layers[-1]).get("aec_env"))
@@ -168,15 +168,15 @@ def _factory_of(env: Any, layers: list[Any]) -> str | None:
         return None
     versioned = f"{module.partition('.')[0]}.{(getattr(env, 'metadata', None) or {}).get('name')}"
     functions = _FACTORIES[kind] if len(layers) > 1 else _FACTORIES[kind][::-1]
-    for place in (versioned, module):
+    for factory_module in (versioned, module):
         for function in functions:
-            if callable(getattr(sys.modules.get(place), function, None)):
-                return f"{place}:{function}"
+            if callable(getattr(sys.modules.get(factory_module), function, None)):
+                return f"{factory_module}:{function}"
     return f"{module}:{base.__qualname__}" if len(layers) == 1 else None
 
 
 def _arguments_of(env: Any) -> dict[str, Any] | None:
-    """Return the arguments of an environment, if it keeps them or takes none but a render mode."""
+    """Return the arguments of an environment; None if it does not store them and takes others than a render mode."""
     parameters = list(inspect.signature(type(env).__init__).parameters.values())[1:]
     args, kwargs = getattr(env, "_ezpickle_args", None), getattr(env, "_ezpickle_kwargs", None)
     if isinstance(args, tuple) and isinstance(kwargs, dict):

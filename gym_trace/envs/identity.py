@@ -30,8 +30,8 @@ from gym_trace.envs.recipe import (
 )
 from gym_trace.errors import InvalidOption, TraceError
 
-# Simulators and libraries whose version changes what an environment does, where they are loaded.
-_TELLING_PACKAGES = (
+# Simulators and libraries whose version may change the results of an environment.
+_RELEVANT_PACKAGES = (
     "ale_py", "Box2D", "brax", "chess", "dm_control", "jax", "minigrid", "mujoco", "pygame", "pymunk", "rlcard",
     "torch",
 )  # fmt: skip
@@ -40,10 +40,10 @@ _TELLING_PACKAGES = (
 def describe_environment(env: Any) -> dict[str, Any]:
     """Describe a single or vector environment and its wrappers as plain data (docs/FORMAT.md, section 4).
 
-    env: also an EnvSpec, an id, a map of facts, or None, where there is no Gymnasium environment.
+    env: the environment; without a Gymnasium environment, an EnvSpec, an id, a map of facts, or None.
     """
     if not hasattr(env, "unwrapped"):
-        return _as_said(env)
+        return _from_user(env)
     spec = _spec_of(env)
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
@@ -77,8 +77,8 @@ def _render_fps(env: Any) -> dict[str, float]:
     return {}
 
 
-def _as_said(environment: Any) -> dict[str, Any]:
-    """Describe what only the user knows. Raises InvalidOption, UnstorableValue."""
+def _from_user(environment: Any) -> dict[str, Any]:
+    """Describe an environment that only the user knows. Raises InvalidOption, UnstorableValue."""
     description: dict[str, Any] = {
         "id": None,
         "spec": None,
@@ -115,7 +115,7 @@ def _spec_of(env: Any) -> Any:
     if not isinstance(spec, EnvSpec):
         return spec
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in OF_ALL_LANES}
-    return dataclasses.replace(spec, kwargs=kwargs)  # which copies nothing: not all arguments can be
+    return dataclasses.replace(spec, kwargs=kwargs)  # no deep copy: some arguments cannot be copied
 
 
 def _spec_json(spec: Any) -> tuple[str | None, str]:
@@ -139,19 +139,19 @@ def _spec_json(spec: Any) -> tuple[str | None, str]:
 
 
 def _innermost(unwrapped: Any) -> Any:
-    """Return the environment of another interface behind the Gymnasium environment that steps it, or that itself."""
+    """Return the dm_env or PettingZoo environment behind a Gymnasium environment, or the environment itself."""
     if isinstance(unwrapped, DmEnvView):
         return unwrapped.viewed
     return unwrapped.inner.unwrapped if isinstance(unwrapped, JointEnv) else unwrapped
 
 
 def versions_of(env: Any) -> dict[str, str]:
-    """Return versions of Python, of our own dependencies, and of the packages of the environment."""
+    """Return versions of Python, gym-trace, gymnasium, NumPy, and the packages of the environment."""
     base = getattr(env, "unwrapped", None)
     kinds = dict.fromkeys((type(base), type(_innermost(base))))
     own = [cls.__module__.partition(".")[0] for kind in kinds for cls in kind.__mro__]
     found = {"python": platform.python_version()}
-    for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
+    for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_RELEVANT_PACKAGES]):
         if name in sys.modules and name not in ("builtins", "typing", "__main__"):
             version = _version(name)
             if version is not None:
@@ -160,10 +160,10 @@ def versions_of(env: Any) -> dict[str, str]:
 
 
 def installed_versions(recorded: Mapping[str, Collection[str]]) -> dict[str, str | None]:
-    """Return the versions of these packages here, as versions_of() does; None for missing ones.
+    """Return the installed versions of these packages, as versions_of() does; None for missing ones.
 
-    Where several distributions provide a package, as pygame and pygame-ce do, a recorded version of any of them counts:
-    only an import would tell whose files are there.
+    If several distributions provide a package, such as pygame and pygame-ce, a recorded version of any of them matches:
+    only an import shows which one is used.
     """
     own = {"python": platform.python_version()}
     found = {name: own.get(name) or _version(name) for name in recorded}
@@ -180,14 +180,14 @@ def installed_versions(recorded: Mapping[str, Collection[str]]) -> dict[str, str
 def _version(name: str) -> str | None:
     """Return the version of a package, the same whether it is imported or not."""
     loaded, known = getattr(sys.modules.get(name), "__version__", None), _distributed(name)
-    # PyTorch's own, such as 2.14.1+cu130, is known only where it is imported.
+    # PyTorch's local version, such as 2.14.1+cu130, is known only after an import.
     return loaded if isinstance(loaded, str) and loaded.partition("+")[0] != known else known
 
 
-@functools.lru_cache(maxsize=256)  # each recorder asks for the same ones
+@functools.lru_cache(maxsize=256)  # all recorders need the same packages
 def _distributed(name: str) -> str | None:
     try:
-        # Older Pythons accept no empty name.
+        # Older Pythons reject an empty name.
         return importlib.metadata.version(name.replace("_", "-")) if name else None
     except (importlib.metadata.PackageNotFoundError, ValueError):  # a trace may name anything
         return None

@@ -51,7 +51,7 @@ from gym_trace.errors import EnvironmentUnavailable, TraceError
 _NOTHING: Mapping[str, Any] = {}
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WAYS = (
-    "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
+    "name another environment (--env ID), or a function that makes it: --make MODULE:FUNCTION on the command line, "
     "make_env= in Python"
 )
 _MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # wrappers that make() adds for a render mode
@@ -60,12 +60,12 @@ _MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # wrappers that mak
 def make_environment(
     description: Mapping[str, Any], trust: bool = False, kwargs: Mapping[str, Any] | None = None, lane: int = 0
 ) -> gymnasium.Env[Any, Any]:
-    """Build the environment that a trace describes, or that of a lane. kwargs override the recorded ones.
+    """Rebuild the environment of a trace, or of one lane. kwargs override the recorded arguments.
 
-    Nothing is imported or called because the trace names it, unless the user trusts it; see consent.
+    Without trust, nothing is imported or called on behalf of the trace; see consent.
 
     Raises:
-        EnvironmentUnavailable: the message names the missing package, or what needs trust.
+        EnvironmentUnavailable: the message names the missing package, or the requests that need trust.
     """
     recipe, factory = _recipes(description, lane)
     if factory is not None:
@@ -100,13 +100,13 @@ def make_environment(
 
 
 def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[str, Any]:
-    """Return arguments that make the recorded environment without a window, and without keeping frames.
+    """Return arguments that rebuild the environment without a window or a list of frames.
 
-    Other render modes stay, because an observation may be made of what is rendered.
+    Other render modes stay, because observations may be rendered.
     """
     recipe, factory = _recipes(description, lane)
     recipe = factory or recipe
-    if recipe is None or "render_mode" not in recipe.kwargs:  # not all know the argument
+    if recipe is None or "render_mode" not in recipe.kwargs:  # not all environments accept it
         return {}
     try:
         modes = {str(description.get("render_mode")), str(argument(recipe.kwargs["render_mode"]))}
@@ -116,11 +116,11 @@ def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[st
 
 
 def completed(env: Any, description: Mapping[str, Any], lane: int = 0) -> gymnasium.Env[Any, Any]:
-    """Return the user's environment, also one of dm_env or of many agents, inside the other recorded wrappers.
+    """Return the user's environment (also of dm_env or PettingZoo) with the recorded wrappers that it lacks.
 
-    That is what was put around it by others, such as the ClipAction of training or the TimeLimit of an option: only
-    Gymnasium's own wrappers that compute, and only if the environment has all that the recorded one had within those.
-    Raises EnvironmentUnavailable for another object.
+    Others may have added these, such as the ClipAction of training or the TimeLimit of an option. Only Gymnasium's own
+    wrappers that compute are added, and only if the environment already has the recorded wrappers inside them. Raises
+    EnvironmentUnavailable for another object.
     """
     made: gymnasium.Env[Any, Any] = jointly(gymnasium_view(env), description)
     if not isinstance(made, gymnasium.Env):
@@ -146,10 +146,11 @@ def call_factory(make: Callable[..., Any], arguments: Mapping[str, Any], render_
         render_mode: also passed, if the function accepts it.
 
     Returns:
-        A Gymnasium environment, also in place of one of dm_env; a vector environment; or one of many agents.
+        A Gymnasium environment (also for a dm_env environment), a vector environment, or a PettingZoo environment.
 
     Raises:
-        EnvironmentUnavailable: the function returned something else. And what the function raises.
+        EnvironmentUnavailable: the function returned another object.
+        Exception: any exception of the function.
     """
     wanted = {} if render_mode is None or not takes_render_mode(make) else {"render_mode": render_mode}
     log_mujoco_warnings()
@@ -169,7 +170,7 @@ def takes_render_mode(make: Callable[..., Any]) -> bool:
 
 
 def _recipes(description: Mapping[str, Any], lane: int) -> tuple[Recipe | None, Recipe | None]:
-    """Return the recipe of an environment, and the function to make it with instead where that recipe has gaps."""
+    """Return the recipe of an environment, and, if it is incomplete, the function that made the environment."""
     recipe = recorded_recipe(description, lane)
     others = None if recipe is None else [wrapper for wrapper in recipe.wrappers if not is_left_out(wrapper[0])]
     if recipe is not None and is_whole(recipe._replace(wrappers=others or [])):
@@ -210,7 +211,7 @@ def _imports(description: Mapping[str, Any]) -> list[str]:
 
 
 def _is_of_python(module: str) -> bool:
-    """Return True for a module of Python itself or a script: none registers environments, and some act on import."""
+    """Return True for a module of Python itself or a script: none registers environments, and importing may act."""
     top, *inner = module.split(".")
     return top in sys.stdlib_module_names or "__main__" in (top, *inner)
 
@@ -225,7 +226,7 @@ def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
 
 
 def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """Return the recipe without what kwargs replace, and those kwargs that are not arguments of gymnasium.make()."""
+    """Return the recipe without the parts that kwargs override, and the kwargs of the environment itself."""
     wrappers = recipe.wrappers
     if kwargs.pop("disable_env_checker", False):
         wrappers = [wrapper for wrapper in wrappers if _last(wrapper[0]) != "PassiveEnvChecker"]
@@ -239,7 +240,7 @@ def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[st
 
 
 def _to_make(wrappers: Wrappers) -> Wrappers:
-    """Return the wrappers to build: no recorders, writers of files or windows; a stand-in for the Monitor of SB3."""
+    """Return the wrappers to rebuild: no recorders, file writers or windows, and a stand-in for SB3's Monitor."""
     for name, _ in wrappers:
         if _last(name) == "RecordVideo" and is_left_out(name):
             warnings.warn("the recorded environment had a RecordVideo, which writes files: not rebuilt", stacklevel=3)
@@ -247,7 +248,7 @@ def _to_make(wrappers: Wrappers) -> Wrappers:
     return [own if wrapper[0] == REPLACED else wrapper for wrapper in wrappers if not is_left_out(wrapper[0])]
 
 
-# -- what there is to trust -------------------------------------------------------------------------------------------
+# -- requests that need trust -----------------------------------------------------------------------------------------
 
 
 def _asked_of_base(recipe: Recipe, imports: list[str]) -> list[str]:
@@ -285,7 +286,7 @@ def _asked_of_wrappers(wrappers: Wrappers) -> list[str]:
 def _is_harmless(name: str) -> bool:
     try:
         return harmless_wrapper(name) is not None
-    except LookupError:  # it would be, if it were there
+    except LookupError:  # harmless, but missing here
         return True
 
 
@@ -311,7 +312,9 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymn
     registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)
     if registered is None:
         _import_for(recipe, imports)
-        registered = None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)  # registered by the import
+        registered = (
+            None if _is_of_agents(recipe) else gymnasium.registry.get(recipe.id)
+        )  # the import may have registered it
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
     arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
@@ -330,12 +333,12 @@ def _wrapped(
         there = _classes_around(inner)
         if there != [_last(name) for name, _ in wrappers[: len(there)]]:
             raise EnvironmentUnavailable(
-                f"{shown(recipe.id, plain=True)} comes in {', '.join(there)} here, unlike the recorded one; {_WAYS}"
+                f"{shown(recipe.id, plain=True)} is in {', '.join(there)} here, unlike the recorded one; {_WAYS}"
             )
         wrappers = wrappers[len(there) :]
         asked = _asked_of_wrappers(wrappers)
         if asked and not trust:
-            _refuse_what_no_trust_makes(wrappers)
+            _check_possible(wrappers)
             raise _untrusted(recipe, together(asked))
         for name, arguments in wrappers:
             if not trust and (wide := asked_of_width(inner, name, arguments)):
@@ -347,11 +350,11 @@ def _wrapped(
         raise
 
 
-def _refuse_what_no_trust_makes(wrappers: Wrappers) -> None:
+def _check_possible(wrappers: Wrappers) -> None:
     """Raise EnvironmentUnavailable for wrappers that cannot be rebuilt even with trust."""
     for name, arguments in wrappers:
         known = _known(name, arguments)
-        if is_of_gymnasium(name.partition(":")[0]):  # another may be a recorder, which is left out
+        if is_of_gymnasium(name.partition(":")[0]):  # others may be recorders, which are skipped
             _made(known, name)
 
 
@@ -371,7 +374,7 @@ def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
     except LookupError as error:
         raise EnvironmentUnavailable(f"{error}; {_WAYS}") from error
     if kind is None:
-        warnings.warn(f"the wrapper {shown(name, plain=True)} records or shows: not rebuilt", stacklevel=4)
+        warnings.warn(f"the wrapper {shown(name, plain=True)} records or opens a window: not rebuilt", stacklevel=4)
         return env
     return kind(env, **checked_arguments(kind, _made(arguments, name)))
 

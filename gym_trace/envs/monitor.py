@@ -1,4 +1,4 @@
-"""A stand-in for Stable-Baselines3's Monitor, so that its recordings are played again without Stable-Baselines3."""
+"""A stand-in for Stable-Baselines3's Monitor, to replay recordings without Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ REPLACED = "stable_baselines3.common.monitor:Monitor"
 
 
 class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts the same return and length into the last info of an episode, and writes no file.
+    """Adds the same return and length to the last info of an episode, but writes no file.
 
-    A recorded Monitor does not say how it was made. info_keywords and reset_keywords, which add to that info, are
-    unknown.
+    The arguments of the recorded Monitor are unknown, so info_keywords and reset_keywords are missing from that info.
     """
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:

@@ -17,14 +17,14 @@ _log = logging.getLogger("gym_trace")
 _VARIABLE = "MUJOCO_GL"
 _BACKENDS = ("egl", "osmesa")
 _OPENGL = re.compile(r"\bgl[A-Z]\w+|OpenGL|\bE?GL\b|OSMesa|GLFW|glfw")  # in the text of an error
-# Modules of the current directory are not imported.
+# Never imports modules from the current directory.
 _PROBE = """
 import sys
 sys.path = [path for path in sys.path if path]
 from importlib import import_module
 import_module(f"mujoco.{sys.argv[1]}").GLContext(8, 8).make_current()
 """
-_LONGEST = 60.0  # seconds
+_PROBE_TIMEOUT = 60.0  # seconds
 
 
 def choose_opengl() -> None:
@@ -36,9 +36,9 @@ def choose_opengl() -> None:
 
 
 def log_mujoco_warnings() -> None:
-    """Log the warnings of MuJoCo, from its import on, unless they go elsewhere. Call before making an environment.
+    """Log MuJoCo's warnings, from its import on, unless it has another handler. Call before making an environment.
 
-    By itself it prints them to stdout and appends them to MUJOCO_LOG.TXT in the current directory.
+    By default MuJoCo prints them to stdout and appends them to MUJOCO_LOG.TXT in the current directory.
     """
     mujoco: Any = sys.modules.get("mujoco")
     if mujoco is None:
@@ -49,7 +49,7 @@ def log_mujoco_warnings() -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """Finds MuJoCo. Making an environment may import it, and compile a model that warns."""
+    """Calls log_mujoco_warnings() when MuJoCo is imported: making an environment may import it and cause warnings."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         spec = PathFinder.find_spec(fullname) if fullname == "mujoco" else None
@@ -68,13 +68,13 @@ class _OnImport(MetaPathFinder):
 _on_import = _OnImport()
 
 
-@lru_cache(1000)  # each text once: every environment of a kind warns of the same
+@lru_cache(1000)  # each text once: all environments of a kind give the same warnings
 def _log_warning(text: str | bytes) -> None:
     _log.warning("MuJoCo: %s", text.decode(errors="replace") if isinstance(text, bytes) else text)
 
 
 def opengl_hint(error: Exception) -> str:
-    """Return how to make MuJoCo render here, to follow the text of an error; "" if that has another cause."""
+    """Return a hint how to make MuJoCo render here, to append to an error; "" if the error has another cause."""
     if not is_headless() or not _OPENGL.search(str(error)):
         return ""
     chosen = os.environ.get(_VARIABLE)
@@ -89,7 +89,7 @@ def is_headless() -> bool:
 
 @cache
 def _works(backend: str) -> bool:
-    """Try a backend in a process of its own: a failure cannot be undone in this one."""
+    """Try a backend in a new process: a failure could not be undone in this one."""
     command = [sys.executable, "-c", _PROBE, backend]
     try:
         tried = subprocess.run(
@@ -97,7 +97,7 @@ def _works(backend: str) -> bool:
             env={**os.environ, _VARIABLE: backend},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_LONGEST,
+            timeout=_PROBE_TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -19,8 +19,8 @@ from gym_trace.data.values import class_name, copied, dtype_from, is_plain_dtype
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, UnstorableValue
 from gym_trace.format.manifest import json_of
 
-_HAS_NO_NAME = re.compile(r"[<]|^__main__:|^__mp_main__:")  # not importable in another process
-_LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
+_NOT_IMPORTABLE = re.compile(r"[<]|^__main__:|^__mp_main__:")  # in another process
+_LARGEST = 64 << 10  # bytes of an argument, which every batch repeats
 _DEEPEST = 32  # levels of an argument
 _MOST_WRAPPERS = 100
 OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec() itself
@@ -32,7 +32,7 @@ Wrappers = list[tuple[str, Arguments | None]]  # innermost first, class and argu
 
 
 class Recipe(NamedTuple):
-    """Instructions that rebuild an environment. argument() encodes each of its arguments.
+    """Instructions for rebuilding an environment. argument() decodes stored arguments.
 
     class_name: class of the environment without its wrappers, or None. Arguments of a wrapper are None if unknown.
     """
@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 
 
 def wrappers_around(env: Any) -> Iterator[Any]:
-    """Yield the wrappers around an environment, from the outermost on. They need not be Gymnasium's."""
+    """Yield the wrappers around an environment, outermost first; also those of other packages."""
     base = env.unwrapped
     for _ in range(_MOST_WRAPPERS):
         if env is base or not hasattr(env, "env"):
@@ -76,7 +76,7 @@ def recipes_of_lanes(envs: Any) -> list[dict[str, Any]]:
 
 
 def recipe_of_spec(spec: Any) -> dict[str, Any]:
-    """Return the recipe of environments made from a spec, such as the lanes of make_vec(); of none without a spec."""
+    """Return the recipe of environments made from a spec, such as lanes of make_vec(); an empty one without a spec."""
     if not isinstance(spec, EnvSpec):
         return {**_base(None), "class": None, "wrappers": []}
     named = [[wrapper.entry_point, _stored(wrapper.kwargs)] for wrapper in spec.additional_wrappers]
@@ -84,7 +84,7 @@ def recipe_of_spec(spec: Any) -> dict[str, Any]:
     base = _base(spec)
     for name in (*OF_ALL_LANES, *_OF_MAKE):
         base["kwargs"].pop(name, None)
-    return {**base, "class": None, "wrappers": [*_wrappers_of_make(_as_told(vars(spec))), *named, *around]}
+    return {**base, "class": None, "wrappers": [*_wrappers_of_make(_as_applied(vars(spec))), *named, *around]}
 
 
 def _base(spec: Any) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def _base(spec: Any) -> dict[str, Any]:
     return {"id": spec.id, "entry_point": entry_point, "kwargs": stored}
 
 
-def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec as make() took it: make_vec() leaves arguments of make() among those of the environment."""
+def _as_applied(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec as make() applies it: make_vec() keeps arguments of make() among those of the environment."""
     kwargs = dict(spec.get("kwargs") or {})
     arguments = {name: kwargs.pop(name, None) for name in _OF_MAKE}
     settled = {**spec, **{name: value for name, value in arguments.items() if value is not None}, "kwargs": kwargs}
@@ -135,14 +135,14 @@ def _name_of(thing: Any) -> str:
 
 
 def _arguments_of(wrapper: Any) -> Any:
-    """Return the arguments of a wrapper, if it stores them or takes none."""
+    """Return the arguments of a wrapper; None if it takes some and does not store them."""
     kind: Any = type(wrapper)
     names = _parameters(kind)
     saved = getattr(wrapper, "_saved_kwargs", None)  # set by gymnasium.utils.RecordConstructorArgs
     if isinstance(saved, Mapping):
         if names is None or kind.__module__.startswith("gymnasium."):
             return _stored({name: value for name, value in saved.items() if name != "env"})
-        if names <= saved.keys():  # otherwise it is a base class that has saved what it was given
+        if names <= saved.keys():  # otherwise a base class has stored its own arguments
             return _stored({name: saved[name] for name in sorted(names)})
     return {} if names == frozenset() else None
 
@@ -193,8 +193,8 @@ def argument(stored: Any, registered: Any = None) -> Any:
     """Return a stored argument. registered: the value in the registry, if any.
 
     Raises:
-        LookupError: it could not be stored; has a description.
-        CorruptTrace: it is malformed.
+        LookupError: the argument could not be stored; the message describes it.
+        CorruptTrace: the stored argument is malformed.
     """
     if not (isinstance(stored, (list, tuple)) and len(stored) == 2):
         raise CorruptTrace("an argument of the environment is malformed")
@@ -234,7 +234,7 @@ def alike(one: Any, other: Any, depth: int = 0) -> bool:
             return alike(one.ravel().tolist(), other.ravel().tolist(), depth + 1)
         return bool(one.tobytes() == other.tobytes())
     try:
-        if bool(one.equals(other) if hasattr(one, "equals") else one == other):  # tables of pandas, say
+        if bool(one.equals(other) if hasattr(one, "equals") else one == other):  # pandas tables have equals()
             return True
     except Exception:  # comparing user objects may raise anything
         return False
@@ -273,21 +273,21 @@ def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | N
 def factory_recipe(
     call: str, kwargs: Mapping[str, Any], wrappers: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Return as plain data how a function, MODULE:FUNCTION, makes an environment; see recorded_factory()."""
+    """Return the recipe of an environment made by a function, MODULE:FUNCTION; see recorded_factory()."""
     around = [[name, _stored(arguments)] for name, arguments in wrappers]
     return {"id": call, "entry_point": call, "kwargs": _stored(kwargs), "wrappers": around}
 
 
 def recipe_of_function(make: Any) -> dict[str, Any] | None:
-    """Return factory_recipe() of a function of a module, also with arguments in a partial; None for others."""
+    """Return factory_recipe() of a module-level function or a partial of one; None for others."""
     is_partial = isinstance(make, functools.partial) and not make.args
     function, kwargs = (make.func, make.keywords) if is_partial else (make, {})
     name = "" if not inspect.isfunction(function) else f"{function.__module__}:{function.__qualname__}"
-    return factory_recipe(name, kwargs, []) if name and not _HAS_NO_NAME.search(name) else None
+    return factory_recipe(name, kwargs, []) if name and not _NOT_IMPORTABLE.search(name) else None
 
 
 def recorded_factory(description: Mapping[str, Any]) -> Recipe | None:
-    """Return the function that made the environment, as the user named it, in the form of a recipe; None without one.
+    """Return the recipe with the function that the user named to make the environment; None without one.
 
     Raises:
         EnvironmentUnavailable: the description is malformed.
@@ -297,7 +297,7 @@ def recorded_factory(description: Mapping[str, Any]) -> Recipe | None:
 
 
 def is_whole(recipe: Recipe) -> bool:
-    """Return True if all arguments could be stored, but for those that the registry has."""
+    """Return True if every argument is stored or in the registry."""
     spec = gymnasium.registry.get(recipe.id)
     registered = {} if spec is None else spec.kwargs
     try:
@@ -325,7 +325,7 @@ def _recipe_from(made: Any) -> Recipe:
 
 
 def recorded_wrappers(description: Mapping[str, Any], lane: int = 0) -> Wrappers:
-    """Return the wrappers of a lane, also if its environment is unknown; empty if they are malformed."""
+    """Return the wrappers of a lane, even if its environment is unknown; empty if they are malformed."""
     try:
         return _wrappers_in(_made(description, lane) or {"wrappers": ()})
     except (LookupError, TypeError, ValueError, EnvironmentUnavailable):
@@ -353,7 +353,7 @@ def _made_by_spec(description: Mapping[str, Any]) -> Any:
         spec = json_of(description.get("spec") or "null")
         if not isinstance(spec, dict) or description.get("note"):
             return None
-        spec = _as_told(spec)
+        spec = _as_applied(spec)
         named = [[wrapper["entry_point"], _stored(wrapper["kwargs"])] for wrapper in spec["additional_wrappers"] or ()]
         entry_point = spec.get("entry_point")
         made = {"id": spec["id"], "entry_point": entry_point, "kwargs": _stored(spec.get("kwargs") or {})}

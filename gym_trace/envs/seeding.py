@@ -1,4 +1,4 @@
-"""Seeds of the episodes of a run, which identify the episodes; states of random generators."""
+"""Episode seeds of a run, which identify its episodes; states of random generators."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import numpy as np
 from gym_trace.data.values import shown
 from gym_trace.errors import EnvironmentUnavailable
 
-EPISODES = 1 << 31  # limit of a run: some simulators take seeds of at most 31 bits
+EPISODES = 1 << 31  # limit of a run: some simulators accept seeds of at most 31 bits
 _HALF = 0xFFFF
 _CLASS_AND_ID = re.compile(r"<(\w+)<([\w:./-]+)>+$")  # at the end of <TimeLimit<CartPoleEnv<CartPole-v1>>>
 _LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # MT19937 and Philox
 
 
 def episode_seed(root: int, episode: int) -> int:
-    """Return the seed of episode 0, 1, 2 … of a run: a permutation of the numbers of 31 bits."""
+    """Return the seed of episode 0, 1, 2 … of a run: a permutation of the 31-bit numbers."""
     return _walk(episode, _keys(root))
 
 
 def episode_of(root: int, seed: int) -> int:
+    """Return the episode with this seed: the inverse of episode_seed()."""
     return _walk(seed, _keys(root)[::-1], swap=True)
 
 
@@ -46,7 +47,7 @@ def _keys(root: int) -> tuple[int, ...]:
 
 
 def _walk(number: int, keys: tuple[int, ...], swap: bool = False) -> int:
-    """A Feistel network on 32 bits, gone through until it comes to a number of 31 bits (Black and Rogaway, 2002)."""
+    """Apply a 32-bit Feistel network until the result has 31 bits (cycle walking; Black and Rogaway, 2002)."""
     while True:
         left, right = number >> 16, number & _HALF
         if swap:
@@ -70,10 +71,10 @@ def _mixed(half: int, key: int) -> int:
 
 
 def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
-    """Return the state of the random generator of an unwrapped environment; None without a known one.
+    """Return the state of the random generator of an unwrapped environment; None if none is found.
 
-    A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
-    would have made it itself.
+    If the environment has not created its generator yet, this access creates it from the system's entropy, as the
+    environment would do later.
     """
     try:
         state = env.np_random.bit_generator.state
@@ -85,7 +86,7 @@ def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
 def has_own_generator(text: str) -> bool:
     """Return True if the str() of an environment names a registered class with Gymnasium's own np_random.
 
-    The class is looked up where its module is loaded; nothing is imported.
+    Only loaded modules are searched for the class; nothing is imported.
     """
     found = _CLASS_AND_ID.search(text)
     spec = None if found is None else gymnasium.registry.get(found[2])

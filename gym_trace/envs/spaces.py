@@ -1,4 +1,4 @@
-"""A gymnasium space as plain data (docs/FORMAT.md, section 5), and back."""
+"""Convert a gymnasium space to plain data (docs/FORMAT.md, section 5), and back."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def describe(space: gymnasium.Space[Any]) -> PlainSpace:
 
 
 def inferred(value: Any, depth: int = 0) -> PlainSpace:
-    """Return a space for values like this one, as plain data: of arrays and numbers the widest Box of their dtype.
+    """Return a space for values like this one, as plain data. Arrays and numbers get the widest Box of their dtype.
 
-    Dicts and tuples are nested; anything else is recorded value by value.
+    Dicts and tuples are nested; any other value is recorded value by value.
     """
     value = plain_array(value)
     kind = type(value)
@@ -97,11 +97,11 @@ def _may_be_path(key: object) -> bool:
 
 
 def _plain(key: str | int) -> str | int:
-    return str.__str__(key) if isinstance(key, str) else key  # whatever a subclass makes of str()
+    return str.__str__(key) if isinstance(key, str) else key  # ignores a __str__() of a subclass
 
 
 def _dtype(space: gymnasium.Space[Any]) -> str:
-    assert space.dtype is not None  # the four kinds that call this have one
+    assert space.dtype is not None  # true for the four kinds that call this
     return space.dtype.newbyteorder("<").str
 
 
@@ -113,11 +113,11 @@ class StandIn(gymnasium.Space[Any]):
         self.description = description
 
     def contains(self, x: Any) -> bool:
-        """Yes, as far as is known."""
+        """Return True: the real space is unknown."""
         return True
 
     def sample(self, *_: Any, **__: Any) -> Any:
-        """Raises EnvironmentUnavailable."""
+        """Raise EnvironmentUnavailable."""
         raise EnvironmentUnavailable(
             f"{self.description}: cannot be sampled; pass the space itself: action_space= or observation_space="
         )
@@ -140,7 +140,7 @@ def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
         CorruptTrace: for a malformed description.
     """
     try:
-        if _elements(plain, 0) > _MOST_ELEMENTS:  # a few bytes of a file can stand for all of them
+        if _elements(plain, 0) > _MOST_ELEMENTS:  # a few bytes of a file can declare very many
             raise EnvironmentUnavailable("the space is too large to be rebuilt; its values can be read")
         space: gymnasium.Space[Any] = _restore(plain, stand_in)
         return space
@@ -169,7 +169,7 @@ def _restore(plain: Mapping[str, Any], stand_in: bool) -> Any:
         return make.Box(low, high, shape, dtype_from(plain["dtype"]).type)
     if kind == "Discrete":
         space, dtype = make.Discrete(plain["n"], start=plain["start"]), dtype_from(plain["dtype"])
-        # gymnasium releases that have Discrete of other dtypes have an argument for it
+        # only newer releases of gymnasium have the argument dtype
         return space if space.dtype == dtype else make.Discrete(plain["n"], start=plain["start"], dtype=dtype.type)
     if kind == "MultiDiscrete":
         nvec, start = from_array_map(plain["nvec"], shape), from_array_map(plain["start"], shape)
@@ -178,7 +178,7 @@ def _restore(plain: Mapping[str, Any], stand_in: bool) -> Any:
         return make.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
     if kind == "Dict":
         pairs = [(key, _restore(child, stand_in)) for key, child in plain["spaces"]]
-        return make.Dict(pairs)  # a dict would be sorted
+        return make.Dict(pairs)  # Dict would sort a dict by its keys
     if kind == "Tuple":
         return make.Tuple([_restore(child, stand_in) for child in plain["spaces"]])
     if kind == "Text":
@@ -194,11 +194,11 @@ def _restore(plain: Mapping[str, Any], stand_in: bool) -> Any:
         return StandIn(str(plain.get("class", kind)))
     raise EnvironmentUnavailable(
         f"a space of type {plain.get('class', kind)} cannot be rebuilt from the trace ({plain.get('repr', '')}); "
-        "its values can be read all the same"
+        "its values can still be read"
     )
 
 
-# -- of vector environments -------------------------------------------------------------------------------------------
+# -- vector environments ----------------------------------------------------------------------------------------------
 
 
 def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
@@ -206,7 +206,7 @@ def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
     try:
         space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
     except AttributeError as error:
-        if not is_of_supersuit(envs):  # whose spaces are those of a lane
+        if not is_of_supersuit(envs):  # SuperSuit's spaces are those of one lane
             raise InvalidOption(
                 f"{type(envs.unwrapped).__name__} has no space for a lane; set its single_{name} before recording"
             ) from error

@@ -1,4 +1,4 @@
-"""The whole state of an environment as plain data, to start from in the middle of an episode."""
+"""The whole state of an environment as bytes, for starting in the middle of an episode."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cinert", "cvel"),
     *("cfrc_ext", "cfrc_int", "qfrc_actuator", "actuator_force", "subtree_com", "subtree_linvel", "sensordata"),
 )
-# The generator of an ALE state: the numbers of a std::mt19937 as text, with the position after them in libstdc++.
+# The generator in an ALE state: the numbers of a std::mt19937 as text; libstdc++ appends the position.
 _TWISTER = re.compile(rb"(?<!\d)(?:\d{1,10} ){623,624}\d{1,10}(?!\d)")
 _STEPS_AFTER_STATE = 10
-_KEY = 624  # numbers of its state
+_KEY = 624  # numbers in the state of a std::mt19937
 
 
 class States(Protocol):
-    """Gets and sets the state of an environment. The recorder keeps the state of the random generator itself.
+    """Gets and sets the state of an environment. The recorder itself stores the state of the random generator.
 
-    An environment may have both methods itself. For environments of others, an entry point of the group
-    ``gym_trace.states`` is a function of the unwrapped environment that returns such an object, or None.
+    An environment may have both methods. For environments of other packages, register an entry point of the group
+    ``gym_trace.states``: a function that takes the unwrapped environment and returns such an object, or None.
     """
 
     def get_state(self) -> bytes | None:
-        """Return the whole state; None if it cannot be taken now: the recorder then asks before the next step."""
+        """Return the whole state; None if that is impossible now: the recorder tries again before the next step."""
 
     def set_state(self, state: bytes) -> None:
         """Set the environment to a state. Raises ValueError for other bytes."""
 
 
 def states_of(env: gymnasium.Env[Any, Any]) -> States | None:
-    """Return how to get and set the state of an environment; None if it offers no state."""
+    """Return an object that gets and sets the state of an environment; None if that is not supported."""
     base: Any = env.unwrapped
     for entry in entry_points(group=_GROUP):
         found: States | None = entry.load()(base)
@@ -57,7 +57,7 @@ def states_of(env: gymnasium.Env[Any, Any]) -> States | None:
         return _MuJoCo(base)
     mujoco = sys.modules.get("gymnasium.envs.mujoco")
     if mujoco is not None and isinstance(base, mujoco.MujocoEnv):
-        return None  # its set_state(qpos, qvel) is another one, and what else it keeps is unknown
+        return None  # its set_state(qpos, qvel) is incomplete: other state is unknown
     if type(base).__module__.startswith("ale_py."):
         return _Ale.of(base)
     if _has_methods(base, "get_state_dict", "set_state_dict"):
@@ -82,17 +82,17 @@ def offered_states(env: gymnasium.Env[Any, Any], every: int) -> States:
 
 
 def is_checked(states: States) -> bool:
-    """Return True if any bytes can be set without harm."""
+    """Return True if set_state() is safe with untrusted bytes."""
     return isinstance(states, _MuJoCo)
 
 
 def least_compared(states: States) -> int:
-    """Return how many steps to compare after a state, at least: others may leave out what shows only later."""
+    """Return the min number of steps to compare after a state: an incomplete state may differ only later."""
     return 1 if isinstance(states, (_MuJoCo, _Ale)) else _STEPS_AFTER_STATE
 
 
 def packed_state(env: gymnasium.Env[Any, Any], states: States) -> dict[str, Any] | None:
-    """Return the state of an environment, with that of its random generator; None if it cannot be taken now.
+    """Return the states of an environment and of its random generator; None if get_state() returns None now.
 
     Raises InvalidOption.
     """
@@ -106,7 +106,7 @@ def packed_state(env: gymnasium.Env[Any, Any], states: States) -> dict[str, Any]
 
 
 def can_restore(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return True if the state of all wrappers is known from the number of steps."""
+    """Return True if the number of steps determines the state of all wrappers."""
     while isinstance(env, gymnasium.Wrapper):
         if type(env) not in (OrderEnforcing, PassiveEnvChecker, TimeLimit):
             return False
@@ -115,16 +115,16 @@ def can_restore(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def restore_state(env: gymnasium.Env[Any, Any], states: States, packed: Any, steps: int) -> None:
-    """Set an environment that was just reset to a state from packed_state(), after `steps` steps.
+    """Set a freshly reset environment to a state from packed_state(), recorded after `steps` steps.
 
-    Raises EnvironmentUnavailable if it is not one of its states.
+    Raises EnvironmentUnavailable if the environment rejects the state.
     """
     state = packed.get("state") if isinstance(packed, Mapping) else None
     if type(state) is not bytes:
         raise EnvironmentUnavailable("a recorded state is malformed")
     try:
         states.set_state(state)
-    except Exception as error:  # code of the environment
+    except Exception as error:  # foreign code may raise anything
         raise EnvironmentUnavailable(f"a recorded state cannot be set: {error}") from error
     if packed.get("generator") is not None:
         restore_generator(env.unwrapped, packed["generator"])
@@ -149,7 +149,7 @@ class _MuJoCo:
         size, derived = self._size, self._derived()
         expected = 8 * size + sum(array.nbytes for array in derived)
         if len(state) != expected:
-            raise ValueError(f"it has {len(state)} bytes, those of this model have {expected}")
+            raise ValueError(f"it has {len(state)} bytes, a state of this model has {expected}")
         numbers = np.frombuffer(state, np.float64)
         if not np.isfinite(numbers).all():
             raise ValueError("it has numbers that are not finite")
@@ -175,10 +175,10 @@ class _MuJoCo:
 
 
 class _Ale:
-    """State of an environment of ale_py, with the emulator's random generator: the bytes of ALEState.serialize().
+    """State of an ale_py environment, with the emulator's random generator: the bytes of ALEState.serialize().
 
-    ALE's states lack the action that a sticky one would repeat. So a state is taken where the generator's next number
-    says that the next action is not replaced by the last one; then it does not matter.
+    ALE's states lack the previous action, which sticky actions may repeat. So a state is returned only if the
+    generator's next number does not make the emulator repeat that action.
     """
 
     def __init__(self, env: Any):
@@ -186,7 +186,7 @@ class _Ale:
 
     @classmethod
     def of(cls, env: Any) -> States | None:
-        """Return the states of an environment; None if this ALE does not serialize what is needed."""
+        """Return the states of an environment; None if this ALE does not serialize its generator."""
         if not _has_methods(env, "clone_state", "restore_state"):
             return None
         states = cls(env)
@@ -206,14 +206,16 @@ class _Ale:
         return bytes(self._env.clone_state(include_rng=True).serialize())
 
     def _takes_next_action(self, state: bytes) -> bool | None:
-        """Return True if the next action is executed in its first frame; None if that is unknown."""
+        """Return True if the next action is executed at once, without repeating the last one; None if unknown."""
         chance = float(self._env.ale.getFloat("repeat_action_probability"))
         if chance <= 0:
             return True
         found = _TWISTER.findall(state)
         if not found:
             return None
-        numbers = [int(number) for number in found[-1].split()]  # the first is that of the emulated console
+        numbers = [
+            int(number) for number in found[-1].split()
+        ]  # the last one is ALE's, the first the emulated console's
         twister = np.random.MT19937()
         key, position = np.array(numbers[:_KEY], np.uint32), [*numbers[_KEY:], _KEY][0]
         twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": position}}
@@ -221,7 +223,7 @@ class _Ale:
 
 
 class _StateDict:
-    """State of an environment with get_state_dict() and set_state_dict(), as ManiSkill: dicts of arrays or tensors."""
+    """State of an environment with get_state_dict() and set_state_dict(), such as ManiSkill's: arrays or tensors."""
 
     def __init__(self, env: Any):
         self._env = env
@@ -234,14 +236,14 @@ class _StateDict:
 
 
 def _like(known: Any, given: Any) -> Any:
-    """Return given arrays as the environment has its own. Raises ValueError unless they have the same form."""
+    """Convert arrays to the types of the environment's own state. Raises ValueError for other dtypes or shapes."""
     if isinstance(known, Mapping):
         if not isinstance(given, Mapping) or list(known) != list(given):
-            raise ValueError("it has other parts than those of this environment")
+            raise ValueError("it has other keys than this environment")
         return {key: _like(part, given[key]) for key, part in known.items()}
     form = np.asarray(plain_array(known))
     if not isinstance(given, np.ndarray) or (given.dtype, given.shape) != (form.dtype, form.shape):
-        raise ValueError("it has arrays of other forms than those of this environment")
+        raise ValueError("it has arrays of other dtypes or shapes than this environment")
     if isinstance(known, np.ndarray):
         return given
     return known.new_tensor(given) if hasattr(known, "new_tensor") else given[()]

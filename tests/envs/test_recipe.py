@@ -350,7 +350,7 @@ def test_wrappers_that_the_entry_point_makes_are_not_made_twice(tmp_path: Path, 
     assert str(open_trace(tmp_path).make_env()).count("Silent") == 1
     assert verdicts(tmp_path) == {"identical"}
     register(lambda: Bare(Keeps()))
-    with pytest.raises(EnvironmentUnavailable, match="comes in Bare here"):
+    with pytest.raises(EnvironmentUnavailable, match="is in Bare here"):
         open_trace(tmp_path).make_env()
 
 

@@ -275,7 +275,7 @@ def test_observations_that_harmless_wrappers_make_very_large_are_asked_for(wrapp
     named = [[f"gymnasium.wrappers:{name}", value(**arguments)] for name, arguments in wrappers]
     kwargs = value(render_mode="rgb_array")
     made = {"id": "Pendulum-v1", "entry_point": "own:Env", "kwargs": kwargs, "class": None, "wrappers": named}
-    with pytest.raises(EnvironmentUnavailable, match=r"numbers an observation, which takes much memory.*--trust"):
+    with pytest.raises(EnvironmentUnavailable, match=r"numbers per observation, which takes much memory.*--trust"):
         make_environment({"made": made})
     with gymnasium.make("Pendulum-v1", render_mode="rgb_array") as env:
         assert completed(env.unwrapped, {"made": made}) is env.unwrapped
