@@ -27,7 +27,7 @@ except ImportError:  # not a POSIX system: live and dead writers look the same
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 _NO_COPYING = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EIO)
-_REFUSED = "a link or not a regular file: ignored"
+_REFUSED = "a link, or no regular file: it is left alone"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _HOLES = 16 << 20  # bytes of holes that a file may have, plus three times its bytes on disk
 _MOST_EXTENTS = 1 << 16
