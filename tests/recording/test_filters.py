@@ -4,6 +4,7 @@ import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits, image
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import InvalidOption
+from gym_trace.format.ring.row_slab import RowSlab
 from gym_trace.recording.filters import RewardClasses
 
 
@@ -100,6 +102,17 @@ def test_each_run_of_kept_steps_is_a_part_with_both_end_observations(tmp_path: P
         [False, False], [False], [False, False, True], [False, False], [False],
     ]  # fmt: skip
     assert trace.episodes["first_step"].tolist() == [0, 3, 6, 0, 3]
+
+
+def test_ctrl_c_between_an_end_and_its_row_drops_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.recording.single.slabs.RowSlab", RowSlab)  # in the C core nothing comes in between
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, frame_filter=lambda step: True)
+    acted(env, "reset", 0, 0)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(env._slabs.slab, "_put_result", mock.Mock(side_effect=KeyboardInterrupt))
+        env.step(0)
+    acted(env, 0, "reset", 0, "close")
+    assert [(part.first_step, len(part)) for part in open_trace(tmp_path) if len(part)] == [(0, 2), (3, 1), (0, 1)]
 
 
 def test_steps_are_counted_over_all_steps_of_the_episode(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
+from unittest import mock
 
 import echo_env
 import gymnasium
@@ -17,7 +18,7 @@ from echo_env import EchoEnv, check_echoes, try_steps
 from long_tests import LONG
 from raising_signals import InterruptsAt
 from runs import acted, recorder_of
-from scripted_env import small_blocks
+from scripted_env import CountingEnv, small_blocks
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
@@ -258,3 +259,23 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
     finally:
         signal.signal(signal.SIGALRM, before)
     assert open_trace(tmp_path).episodes["steps"].sum() == 8 * (1 + lanes)
+
+
+def test_a_second_ctrl_c_keeps_the_steps_after_the_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
+    env.reset()
+    env.step(0)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(env.env, "step", mock.Mock(side_effect=KeyboardInterrupt))
+        drop = env._slabs.drop_incomplete_row
+
+        def interrupted_drop() -> set[int]:
+            signal.raise_signal(signal.SIGINT)
+            return drop()
+
+        patched.setattr(env._slabs, "drop_incomplete_row", interrupted_drop)
+        env.step(0)
+    signal.signal(signal.SIGINT, before)
+    acted(env, 0, 0, 0, "close")
+    assert [(part.first_step, len(part)) for part in open_trace(tmp_path)] == [(0, 1), (3, 2)]

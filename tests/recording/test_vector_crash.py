@@ -433,6 +433,21 @@ def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_pa
     assert check_lanes(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
 
 
+def test_closing_the_recorder_as_its_first_slab_begins_raises_nothing(tmp_path: Path) -> None:
+    env = make_vector_env("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+    wrapped = TraceRecordingVectorWrapper(env, tmp_path)
+    wait = wrapped._recorder.out.wait
+
+    def close_and_wait(sequence: int | None = None) -> None:
+        wrapped._recorder.close()
+        wait(sequence)
+
+    wrapped._recorder.out.wait = close_and_wait  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="the recorder is closed"):
+        wrapped.reset(seed=11)
+    assert len(open_trace(tmp_path)) == 0
+
+
 def test_a_closed_recorder_steps_unrecorded_with_one_warning(tmp_path: Path) -> None:
     env = record_small(tmp_path, NEXT_STEP)
     env.close()

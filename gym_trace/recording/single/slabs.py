@@ -202,29 +202,30 @@ class RowSlabs:
             if recorder.failed:
                 return
             self._next = self._next_slab(log_bytes)
-        if recorder.failed:  # or closed, by a signal handler in between
-            return
-        following = self._next
-        if (ring := recorder.ring) is not None:
-            size = len(ring.slabs[0])
-            if following.needed > size or ring.shortage:
-                recorder.make_ring(2 * following.needed if following.needed > size else size)
-                if recorder.failed:
-                    return
-        slab = self.slab
-        assert recorder.ring is not None
-        slab.begin(*recorder.ring.next_slab())
-        for entry in following.entries:
-            slab.append(*entry)
-        if following.pending_action is not None:
-            slab.record_packed_action(following.pending_action)
-        self._base, self._last_row = following.base, following.last_row
-        slab.only_floats(self._reward_type is np.float64)
-        for number, packer in self.packers.deltas.items():
-            if number not in following.columns:
-                packer.forget()
-        recorder.clock.start(recorder.flush_seconds)
-        self._next, self.is_begun = None, True
+        with held_back():  # close() in a signal handler takes the slabs away
+            if recorder.failed:  # or closed, by a signal handler before
+                return
+            following = self._next
+            if (ring := recorder.ring) is not None:
+                size = len(ring.slabs[0])
+                if following.needed > size or ring.shortage:
+                    recorder.make_ring(2 * following.needed if following.needed > size else size)
+                    if recorder.failed:
+                        return
+            slab = self.slab
+            assert recorder.ring is not None
+            slab.begin(*recorder.ring.next_slab())
+            for entry in following.entries:
+                slab.append(*entry)
+            if following.pending_action is not None:
+                slab.record_packed_action(following.pending_action)
+            self._base, self._last_row = following.base, following.last_row
+            slab.only_floats(self._reward_type is np.float64)
+            for number, packer in self.packers.deltas.items():
+                if number not in following.columns:
+                    packer.forget()
+            recorder.clock.start(recorder.flush_seconds)
+            self._next, self.is_begun = None, True
 
     def _next_slab(self, log_bytes: int) -> _NextSlab:
         """Return the first content of the next slab: the open episode, and the entries of an incomplete row."""

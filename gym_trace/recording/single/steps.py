@@ -15,8 +15,9 @@ from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.recorder import Recorder, using_recorder
 from gym_trace.recording.reset_record import packed_generator
-from gym_trace.recording.single.episodes import IDLE, OPEN, TAKEN_OVER, EpisodeRecorder
+from gym_trace.recording.single.episodes import ENDED, IDLE, OPEN, TAKEN_OVER, EpisodeRecorder
 from gym_trace.recording.single.slabs import Observed
+from gym_trace.storage.interrupts import held_back
 
 # The start of an episode before its reset: seed, packed options, state of the environment's random generator, UTC and
 # monotonic time in ns. A plain tuple, which is cheaper than a class: there is one for each episode.
@@ -178,10 +179,11 @@ class StepRecorder:
     def break_off(self) -> None:
         """Record that the step has raised: the state of the environment is unknown."""
         kind, self._kind = self._kind, _USUAL
-        if kind == _USUAL:
-            self._unseen = self.episodes.break_off()
-        elif kind == _FILTERED:
-            self._skip_filtered()
+        with held_back():  # a second Ctrl-C would leave it unknown that the steps go on after a gap
+            if kind == _USUAL:
+                self._unseen = self.episodes.break_off()
+            elif kind == _FILTERED:
+                self._skip_filtered()
 
     @using_recorder
     def lose(self) -> None:
@@ -222,9 +224,10 @@ class StepRecorder:
     def _skip_filtered(self) -> None:
         """Leave out a step: those after it are another run."""
         self._annotations = {}
-        if self.episodes.state is OPEN:
-            self.episodes.stop()
-        self.episodes.forget_annotations()
+        episodes = self.episodes
+        if episodes.state is OPEN or (episodes.state is ENDED and self.slabs.is_incomplete):  # ended by that very step
+            episodes.stop()
+        episodes.forget_annotations()
 
     def _record_after_gap(self, observation: Any, terminated: Any, truncated: Any) -> None:
         """Skip a step whose first observation is unknown. Its last observation begins a run of steps."""

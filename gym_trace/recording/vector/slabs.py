@@ -148,22 +148,25 @@ class LaneSlabs:
             return
         done = 0 if before is None else before.sequence
         recorder.out.wait(min(recorder.out.submitted, done - _AHEAD))
-        if (slab_bytes := len(ring.slabs[0])) < size or ring.shortage is not None:
-            recorder.out.wait()  # for all content of the ring that is replaced
-            if not recorder.failed:
-                larger = max(size, min(size + size // 4, MOST_SLAB_BYTES))
-                recorder.make_ring(larger if slab_bytes < size else slab_bytes)
-        ring = recorder.ring
-        if recorder.failed or ring is None:
-            return
-        ring.sequence = done  # an interrupt may have come after it was counted
-        payloads, pending = (0, 0) if before is None else before.payloads, self.pending_actions()
-        slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
-        writer = LaneWriter(self._layout, slab, *ring.next_slab(), packed, payloads)
-        if pending is not None:
-            writer.record_actions(pending)
-        recorder.clock.start(recorder.flush_seconds)
-        self.slab, self._writer, self._first_state = slab, writer, state
+        with held_back():  # close() in a signal handler takes the slabs away
+            if recorder.failed:
+                return
+            if (slab_bytes := len(ring.slabs[0])) < size or ring.shortage is not None:
+                recorder.out.wait()  # for all content of the ring that is replaced
+                if not recorder.failed:
+                    larger = max(size, min(size + size // 4, MOST_SLAB_BYTES))
+                    recorder.make_ring(larger if slab_bytes < size else slab_bytes)
+            ring = recorder.ring
+            if recorder.failed or ring is None:
+                return
+            ring.sequence = done  # an interrupt may have come after it was counted
+            payloads, pending = (0, 0) if before is None else before.payloads, self.pending_actions()
+            slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
+            writer = LaneWriter(self._layout, slab, *ring.next_slab(), packed, payloads)
+            if pending is not None:
+                writer.record_actions(pending)
+            recorder.clock.start(recorder.flush_seconds)
+            self.slab, self._writer, self._first_state = slab, writer, state
 
     def _put(self, put: Callable[[LaneWriter, Any], None], what: Any) -> None:
         """Write an event, or actions, to the slab, or to the next one if there is no room.
