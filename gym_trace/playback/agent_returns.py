@@ -1,4 +1,4 @@
-"""Returns of single agents, where environments have many: the sum of the rewards that each was given."""
+"""Return of each agent in multi-agent episodes: the sum of its rewards."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.scan import Scan
 from gym_trace.playback.writer_reader import WriterReader
 
-_MOST = 1 << 26  # returns in memory
+_MOST_RETURNS = 1 << 26  # returns in memory
 
 ScanEpisodes = Callable[..., Iterator[Episode]]
 
 
 class AgentReturns(NamedTuple):
-    """Returns by agent. values: (episodes, agents), NaN where the agent was not there, or rewards are not numbers."""
+    """Returns by agent. values: (episodes, agents), NaN if the agent is absent or its rewards are not numbers."""
 
     names: list[Name]
     values: Array
 
 
 def agent_returns(content: EpisodeIndex, scan: ScanEpisodes) -> AgentReturns:
-    """Return the sum of the rewards of each agent in each episode; no names if all are of single agents.
+    """Return the sum of the rewards of each agent in each episode; no names if all environments have one agent.
 
-    It reads two columns. Damaged chunks are passed over. For more than 2^26 returns it returns no names.
-    scan: Trace.scan, for agents without columns of their own.
+    Reads two columns and skips damaged chunks. More than 2^26 returns would need too much memory: no names.
+    scan: Trace.scan, for writers that do not store agents in columns.
     """
     names: dict[Name, int] = {}
-    found: list[tuple[list[Name], Array, Array]] = []  # names, rows of content, values
+    found: list[tuple[list[Name], Array, Array]] = []  # names, indices in content, values
     writers, rows_of = content["writer"], content.rows
     for number, writer in enumerate(content.readers):
         mine = np.flatnonzero(writers == number)
         if len(mine) and writer.about_or_empty.agents:
             mine = mine[np.argsort(rows_of[mine], kind="stable")]
-            found += _of_columns(content, writer, mine) or _of_episodes(scan, mine)
+            found += _returns_in_columns(content, writer, mine) or _returns_in_episodes(scan, mine)
     for own, _, _ in found:
         for name in own:
             names.setdefault(name, len(names))
-    if len(content) * len(names) > _MOST:
+    if len(content) * len(names) > _MOST_RETURNS:
         return AgentReturns([], np.empty((len(content), 0)))
     values = np.full((len(content), len(names)), np.nan)
     for own, rows, returns in found:
@@ -52,33 +52,35 @@ def agent_returns(content: EpisodeIndex, scan: ScanEpisodes) -> AgentReturns:
     return AgentReturns(list(names), values)
 
 
-def _of_columns(content: EpisodeIndex, writer: WriterReader, episodes: Array) -> list[tuple[list[Name], Array, Array]]:
-    """Return the names and returns of episodes of one writer; nothing if rows have a structure of their own."""
+def _returns_in_columns(
+    content: EpisodeIndex, writer: WriterReader, episodes: Array
+) -> list[tuple[list[Name], Array, Array]]:
+    """Return the agents, episodes and returns of one writer; an empty list if it does not store agents in columns."""
     names = writer.about_or_empty.agents.get("names")
     if not isinstance(names, list) or not all(type(name) in (str, int) for name in names):
         return []
-    if len(episodes) * len(names) > _MOST or len(set(names)) < len(names):
+    if len(episodes) * len(names) > _MOST_RETURNS or len(set(names)) < len(names):
         return []
     key = agents_key(names)
     paths = tuple(("observations", key, column) for column in (REWARDS, PLACE))
-    sums, was_there = np.zeros((len(content), len(names))), np.zeros((len(content), len(names)), bool)
+    sums, was_present = np.zeros((len(content), len(names))), np.zeros((len(content), len(names)), bool)
     for block in Scan(content, paths, episodes, on_damage=lambda damage: None):
         if not all(path in block.columns for path in paths):
             continue
-        rewards, there = (block.columns[path] for path in paths)
+        rewards, positions = (block.columns[path] for path in paths)
         shape = len(rewards), len(names)
-        if "O" in (rewards.dtype.kind, there.dtype.kind) or not rewards.shape == there.shape == shape:
+        if "O" in (rewards.dtype.kind, positions.dtype.kind) or not rewards.shape == positions.shape == shape:
             return []
         counts = np.diff(block.observation_offsets)
         episode = np.repeat(block.episode, counts)
         is_step = np.ones(len(episode), bool)  # an initial observation has the rewards of the step before the run
         is_step[block.observation_offsets[:-1][block.has_initial & (counts > 0)]] = False
         np.add.at(sums, episode[is_step], rewards[is_step])
-        np.logical_or.at(was_there, episode, there >= 0)
-    return [(names, episodes, np.where(was_there, sums, np.nan)[episodes])]
+        np.logical_or.at(was_present, episode, positions >= 0)
+    return [(names, episodes, np.where(was_present, sums, np.nan)[episodes])]
 
 
-def _of_episodes(scan: ScanEpisodes, rows: Array) -> list[tuple[list[Name], Array, Array]]:
+def _returns_in_episodes(scan: ScanEpisodes, rows: Array) -> list[tuple[list[Name], Array, Array]]:
     found = []
     for episode in scan(columns=("observations",), episodes=rows, on_damage="skip"):
         try:
@@ -95,5 +97,5 @@ def _of_episodes(scan: ScanEpisodes, rows: Array) -> list[tuple[list[Name], Arra
 def _sum(rewards: Array) -> float:
     try:
         return float(sum(rewards.tolist(), 0.0))
-    except (TypeError, ValueError):  # several numbers each
+    except (TypeError, ValueError):  # each reward has several numbers
         return np.nan

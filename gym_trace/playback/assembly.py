@@ -13,11 +13,11 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 
-_EXACT_INTEGERS = 1 << 53
+_EXACT_INTEGERS = 1 << 53  # float64 represents integers exactly up to this one
 
 
 class ChunkSlice(NamedTuple):
-    """One fragment of an episode: where its rows lie in a chunk. A first step whose observation is lost is left out."""
+    """The rows of one fragment in its chunk. Skips the first step if the observation before it is lost."""
 
     chunk: Chunk
     chunk_number: int
@@ -26,69 +26,69 @@ class ChunkSlice(NamedTuple):
     flags: int
 
 
-def cut_down(pieces: list[ChunkSlice], start: int, stop: int, before: int | None = None) -> list[ChunkSlice]:
-    """Return the pieces of some steps of an episode, with the observation before them.
+def cut_down(slices: list[ChunkSlice], start: int, stop: int, before: int | None = None) -> list[ChunkSlice]:
+    """Return the slices for steps start to stop of an episode, with the observation before them.
 
-    before: number of steps in the fragments before these pieces; None: these pieces come first.
+    before: number of steps in the fragments before these slices; None: these slices are the first.
     """
     cut: list[ChunkSlice] = []
-    step = before or 0  # which step, and which observation, the next piece begins with
+    step = before or 0  # the next slice begins with this step, and this row of observations
     row = 0 if before is None else step + 1
-    for piece in pieces:
-        rows, steps = piece.observations.stop - piece.observations.start, piece.steps.stop - piece.steps.start
-        observations = slice(*(piece.observations.start + min(max(at - row, 0), rows) for at in (start, stop + 1)))
-        done = slice(*(piece.steps.start + min(max(at - step, 0), steps) for at in (start, stop)))
+    for part in slices:
+        rows, steps = part.observations.stop - part.observations.start, part.steps.stop - part.steps.start
+        observations = slice(*(part.observations.start + min(max(at - row, 0), rows) for at in (start, stop + 1)))
+        done = slice(*(part.steps.start + min(max(at - step, 0), steps) for at in (start, stop)))
         if observations.stop > observations.start or done.stop > done.start:
-            flags = piece.flags if done.stop == piece.steps.stop > done.start else 0
-            cut.append(piece._replace(observations=observations, steps=done, flags=flags))
+            flags = part.flags if done.stop == part.steps.stop > done.start else 0
+            cut.append(part._replace(observations=observations, steps=done, flags=flags))
         row, step = row + rows, step + steps
     return cut
 
 
-def assemble(name: str, pieces: list[ChunkSlice], layouts: Layouts, copy: bool) -> Any:
-    """Return the column called name of the episode that pieces make up.
+def assemble(name: str, slices: list[ChunkSlice], layouts: Layouts, copy: bool) -> Any:
+    """Return the column called name of the episode that these slices make up.
 
     copy: do not share memory with the chunks.
     """
     if name in ("observations", "actions"):
         layout: Layout = getattr(layouts, name)
-        return put_together(layout, [joined_leaf(pieces, leaf, copy) for leaf in layout.leaves()])
-    done = [(it.chunk, it.steps) for it in pieces if it.steps.stop > it.steps.start]
+        return put_together(layout, [joined_leaf(slices, leaf, copy) for leaf in layout.leaves()])
+    done = [(it.chunk, it.steps) for it in slices if it.steps.stop > it.steps.start]
     if name == "rewards":
         return as_rewards(_joined(done, ("rewards",), _VALUES, copy))
     if name in ("terminations", "truncations"):
-        return _flags(pieces, wire.TERMINATED if name == "terminations" else wire.TRUNCATED)
+        return _flags(slices, wire.TERMINATED if name == "terminations" else wire.TRUNCATED)
     if name == "infos":
         if not any(("infos",) in chunk for chunk, _ in done):
             return [] if layouts.infos and not done else None
         return _joined(done, ("infos",), _VALUES, copy).tolist()
     paths = dict.fromkeys(path for chunk, _ in done for path in chunk.columns if path[0] == name)
-    return {path[1]: _joined_notes(done, path, copy) for path in paths if len(path) == 2}
+    return {path[1]: _joined_annotation(done, path, copy) for path in paths if len(path) == 2}
 
 
-def joined_leaf(pieces: list[ChunkSlice], leaf: Leaf, copy: bool) -> Array:
+def joined_leaf(slices: list[ChunkSlice], leaf: Leaf, copy: bool) -> Array:
     """Return the rows of one column of observations or actions."""
     observed = leaf.path[0] == "observations"
-    rows = [(it.chunk, it.observations if observed else it.steps) for it in pieces]
+    rows = [(it.chunk, it.observations if observed else it.steps) for it in slices]
     return _joined([(chunk, at) for chunk, at in rows if at.stop > at.start], leaf.path, leaf, copy)
 
 
-def assemble_leaf(path: Path, pieces: list[ChunkSlice], layouts: Layouts) -> Array:
-    """Return the rows of one column, such as ("observations", "image"), of the episode that pieces make up.
+def assemble_leaf(path: Path, slices: list[ChunkSlice], layouts: Layouts) -> Array:
+    """Return the rows of one column, such as ("observations", "image"), of the episode that these slices make up.
 
-    Rows of a space that do not have its structure are Misfit and ABSENT, unlike in assemble(). Infos are an array of
+    Unlike in assemble(), rows without the structure of their space are Misfit and ABSENT. Infos are an array of
     objects. Rows without a value are None.
     """
     if path[0] in ("observations", "actions"):
         layout = layouts.observations if path[0] == "observations" else layouts.actions
         leaf = next((one for one in layout.leaves() if one.path == path), Leaf(path, None, ()))
-        return joined_leaf(pieces, leaf, copy=True)
+        return joined_leaf(slices, leaf, copy=True)
     if path[0] in ("terminations", "truncations"):
-        return _flags(pieces, wire.TERMINATED if path[0] == "terminations" else wire.TRUNCATED)
-    done = [(it.chunk, it.steps) for it in pieces if it.steps.stop > it.steps.start]
+        return _flags(slices, wire.TERMINATED if path[0] == "terminations" else wire.TRUNCATED)
+    done = [(it.chunk, it.steps) for it in slices if it.steps.stop > it.steps.start]
     if path == ("rewards",):
         return as_rewards(_joined(done, path, _VALUES, copy=True))
-    return _joined_notes(done, path, copy=True)
+    return _joined_annotation(done, path, copy=True)
 
 
 _Rows = tuple[Chunk, slice]
@@ -99,7 +99,7 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
     """Join the rows of one column."""
     if not parts:
         return objects([]) if leaf.dtype is None else np.empty((0, *leaf.shape), leaf.dtype)
-    if len(parts) == 1:  # in short: most episodes have one part
+    if len(parts) == 1:  # fast path: most episodes have one part
         ((chunk, rows),) = parts
         if path in chunk and not chunk.is_delta_encoded(path) and chunk.array(path).dtype != object:
             array = chunk.array(path)[rows]
@@ -126,7 +126,7 @@ def _joined(parts: list[_Rows], path: Path, leaf: Leaf, copy: bool) -> Array:
 
 
 def _rows_of(chunk: Chunk, path: Path, rows: slice) -> Array:
-    """Return rows of one column. Of a delta-encoded column, which a chunk keeps as stored, only these are decoded."""
+    """Return rows of one column. Decodes only these rows of a delta-encoded column."""
     if not chunk.is_delta_encoded(path):
         return chunk.array(path)[rows]
     column = chunk.columns[path]
@@ -135,13 +135,13 @@ def _rows_of(chunk: Chunk, path: Path, rows: slice) -> Array:
     return out
 
 
-def _joined_notes(parts: list[_Rows], path: Path, copy: bool) -> Array:
+def _joined_annotation(parts: list[_Rows], path: Path, copy: bool) -> Array:
     """Join an annotation: rows without a value are None."""
     if all(path in chunk for chunk, _ in parts):
-        notes = _joined(parts, path, _VALUES, copy)
-        if notes.dtype != object:
-            return notes
-        items = notes.tolist()
+        annotation = _joined(parts, path, _VALUES, copy)
+        if annotation.dtype != object:
+            return annotation
+        items = annotation.tolist()
     else:
         items = []
         for chunk, rows in parts:
@@ -152,7 +152,7 @@ def _joined_notes(parts: list[_Rows], path: Path, copy: bool) -> Array:
 
 
 def as_rewards(rewards: Array) -> Array:
-    """Return rewards with their dtype if they have one; otherwise as float64 if that is exact."""
+    """Return rewards with their own dtype; objects as float64 if that is exact."""
     if rewards.dtype != object:
         return rewards
     items = rewards.tolist()
@@ -170,11 +170,11 @@ def _is_exact(number: Any) -> bool:
 _REAL = (bool, int, float, np.bool_, np.integer, np.float16, np.float32)
 
 
-def _flags(pieces: list[ChunkSlice], bit: int) -> Array:
-    flags = np.zeros(sum(piece.steps.stop - piece.steps.start for piece in pieces), bool)
+def _flags(slices: list[ChunkSlice], bit: int) -> Array:
+    flags = np.zeros(sum(part.steps.stop - part.steps.start for part in slices), bool)
     end = 0
-    for piece in pieces:
-        end += piece.steps.stop - piece.steps.start
-        if piece.flags & bit and end:
+    for part in slices:
+        end += part.steps.stop - part.steps.start
+        if part.flags & bit and end:
             flags[end - 1] = True
     return flags

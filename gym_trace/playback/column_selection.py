@@ -20,7 +20,7 @@ class ColumnSelection(NamedTuple):
 
     Attributes:
         roots: columns of the first level that have a selected part, in their usual order.
-        columns: names of whole columns, and paths of single leaves, as Scan takes them.
+        columns: names of whole columns and paths of single leaves, as for Scan.
     """
 
     roots: tuple[str, ...]
@@ -34,12 +34,12 @@ class ColumnSelection(NamedTuple):
 def select_columns(trace: RecordedEpisodes, names: Sequence[str] | None) -> ColumnSelection:
     """Return the columns of these names, with slashes or dots before leaves: "observations/image".
 
-    names: None: all, without infos and annotations that no writer has. Raises InvalidOption.
+    names: None: all, except infos and annotations that no writer has. Raises InvalidOption.
     """
     paths = dict.fromkeys(_paths_in(trace))
     if names is None:
-        there = {path[0] for path in paths}
-        roots = [root for root in COLUMNS if root not in _OPTIONAL or root in there]
+        stored_roots = {path[0] for path in paths}
+        roots = [root for root in COLUMNS if root not in _OPTIONAL or root in stored_roots]
         return ColumnSelection(tuple(roots), frozenset(roots))
     prefixes = dict.fromkeys(path[:length] for path in paths for length in range(1, len(path) + 1))
     known = {name_of(prefix): prefix for prefix in prefixes}
@@ -49,8 +49,8 @@ def select_columns(trace: RecordedEpisodes, names: Sequence[str] | None) -> Colu
     for name in names:
         if name not in known:
             usual = names_in(trace)
-            told = ", ".join(map(printable, usual[:_MOST_NAMED])) + (", …" if len(usual) > _MOST_NAMED else "")
-            raise InvalidOption(f"no column {name!r}; choose from {told}")
+            choices = ", ".join(map(printable, usual[:_MOST_NAMED])) + (", …" if len(usual) > _MOST_NAMED else "")
+            raise InvalidOption(f"no column {name!r}; choose from {choices}")
         prefix = known[name]
         if len(prefix) == 1:
             columns.add(str(prefix[0]))
@@ -61,13 +61,13 @@ def select_columns(trace: RecordedEpisodes, names: Sequence[str] | None) -> Colu
 
 
 def names_in(trace: RecordedEpisodes) -> list[str]:
-    """Return the names of the columns of a trace: those of every trace, then leaves."""
+    """Return the names of the columns of a trace: first COLUMNS, then the leaves."""
     leaves = [name_of(path) for path in _paths_in(trace) if len(path) > 1]
     return [*COLUMNS, *dict.fromkeys(leaves)]
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a leaf: observations, or observations/position of a Dict."""
+    """Return the name of a leaf: "observations", or "observations/position" in a Dict."""
     return "/".join(map(str, path))
 
 

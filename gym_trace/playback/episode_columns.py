@@ -27,8 +27,8 @@ COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start_time", "end_time"),
     *("duration", "episode_id", "first_step", "has_final_observation", "flag", "metadata", "options"),
 )
-MOST_OBJECTIVES = 64  # components of a reward; a larger one has no return
-_NO_SEED, _LARGE_SEED = -1, -2  # in the table
+MOST_OBJECTIVES = 64  # components of a reward; with more, there are no returns
+_NO_SEED, _LARGE_SEED = -1, -2  # values of the column "seed" of the table
 _NAMED = 8  # keys that an error names
 _LARGEST_ID = np.iinfo(np.int64).max
 
@@ -36,10 +36,10 @@ Scan = Callable[..., Iterator[Episode]]
 
 
 class EpisodeColumns:
-    """The columns of the episodes of a trace or a view, made when they are asked for.
+    """The columns of the episodes of a trace or a view, computed on request.
 
     Args:
-        scan: Trace.scan, of what the index of the trace does not hold.
+        scan: Trace.scan, for columns that are not in the index of the trace.
         facts: returns Trace.facts, which hold the flags.
     """
 
@@ -50,7 +50,7 @@ class EpisodeColumns:
         return len(self._content)
 
     def column(self, path: tuple[Any, ...]) -> ConditionColumn:
-        """The column that is called so: see Trace.select. Raises InvalidOption, CorruptTrace."""
+        """Return a column; see Trace.select for the names. Raises InvalidOption, CorruptTrace."""
         name, *keys = path
         if name == "metadata":
             return self._metadata(keys)
@@ -65,18 +65,18 @@ class EpisodeColumns:
                 instead = "it is a column of steps; use gym-trace cat --steps-where, or find_steps()"
             raise InvalidOption(f"no column {name!r}; {instead}")
         if name == "return" and len(keys) == 1 and self._agents.names:
-            return self._of_agent(keys[0])
+            return self._agent_return(keys[0])
         if name == "return" and len(keys) == 1 and isinstance(keys[0], int):
-            return self._objective(keys[0])
+            return self._objective_return(keys[0])
         if keys:
             raise InvalidOption(f"{name} is a single value without {keys[0]!r}")
-        return self._of_table(str(name))
+        return self._table_column(str(name))
 
     def complete(self) -> Array:
-        """Which episodes are: see complete_rows."""
+        """Return True for each complete episode; see complete_rows."""
         return complete_rows(self._content, self._content.readers)
 
-    def _of_table(self, name: str) -> ConditionColumn:
+    def _table_column(self, name: str) -> ConditionColumn:
         content = self._content
         if name == "index":
             return numbers(np.arange(len(content)) if content.chosen is None else content.chosen)
@@ -103,7 +103,7 @@ class EpisodeColumns:
         return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
 
     def flags(self) -> Array:
-        """Return the flag of each episode: 0 without one, otherwise its place in FLAGS plus 1."""
+        """Return the flag of each episode: 0 without one, otherwise its index in FLAGS plus 1."""
         codes, flags = np.zeros(len(self), np.int64), flags_of(self._facts())
         if not flags:
             return codes
@@ -112,23 +112,23 @@ class EpisodeColumns:
             if given := flags.get(writer.writer):
                 mine = np.flatnonzero(writers == number)
                 ids = np.array(sorted(one for one in given if one <= _LARGEST_ID), np.int64)
-                places = np.minimum(np.searchsorted(ids, episodes[mine]), len(ids) - 1)
-                found = ids[places] == episodes[mine] if len(ids) else np.zeros(len(mine), bool)
+                positions = np.minimum(np.searchsorted(ids, episodes[mine]), len(ids) - 1)
+                found = ids[positions] == episodes[mine] if len(ids) else np.zeros(len(mine), bool)
                 known = np.array([FLAGS.index(given[one]) + 1 for one in ids.tolist()], np.int64)
-                codes[mine[found]] = known[places[found]]
+                codes[mine[found]] = known[positions[found]]
         return codes
 
     def _seeds(self, seeds: Array) -> ConditionColumn:
-        """Return the seeds; those too large for the table are stored with the reset."""
+        """Return the seeds. Seeds that are too large for the table are read from the reset records."""
         large = np.flatnonzero(seeds == _LARGE_SEED)
         if not len(large):
             return numbers(seeds, seeds != _NO_SEED)
         exact, known = seeds.astype(object), seeds != _NO_SEED
-        for index, seed in zip(large.tolist(), self._kept("seed", large)):
+        for index, seed in zip(large.tolist(), self._reset_values("seed", large)):
             exact[index], known[index] = (seed, True) if isinstance(seed, int) else (0, False)
         return numbers(exact, known)
 
-    def _objective(self, index: int) -> ConditionColumn:
+    def _objective_return(self, index: int) -> ConditionColumn:
         found = self._objectives
         if found is None:
             if not len(self):
@@ -142,7 +142,7 @@ class EpisodeColumns:
     def _agents(self) -> AgentReturns:
         return agent_returns(self._content, self._scan)
 
-    def _of_agent(self, name: Any) -> ConditionColumn:
+    def _agent_return(self, name: Any) -> ConditionColumn:
         names = self._agents.names
         if name not in names:
             raise NoSuchKey(printable(f"no agent {name!r}; there are {', '.join(map(repr, names[:_NAMED]))}"))
@@ -150,7 +150,7 @@ class EpisodeColumns:
         return numbers(np.where(np.isnan(values), 0.0, values), ~np.isnan(values))
 
     def _are_several(self) -> bool:
-        """Return True if rewards are several numbers each, so that no episode has a return; the first one decides."""
+        """Return True if each reward has several numbers, so that no episode has a return. Checks one episode."""
         unknown, has_steps = np.isnan(self._content["return"]), self._content["steps"] > 0
         first = np.flatnonzero(unknown & has_steps)[:1]
         if not len(first) or np.any(~unknown & has_steps):
@@ -160,26 +160,26 @@ class EpisodeColumns:
     def _metadata(self, keys: list[Any]) -> ConditionColumn:
         given = [writer.about_or_empty.metadata for writer in self._content.readers]
         self._check_key(given, keys, "metadata")
-        return words(self._content["writer"].astype(np.int64), [_at(value, keys) for value in given])
+        return words(self._content["writer"].astype(np.int64), [_value_under(value, keys) for value in given])
 
     def _options(self, keys: list[Any]) -> ConditionColumn:
-        self._check_key(self._given, keys, "options")
-        return factorized(_at(value, keys) for value in self._given)
+        self._check_key(self._reset_options, keys, "options")
+        return factorized(_value_under(value, keys) for value in self._reset_options)
 
     @cached_property
-    def _given(self) -> list[Any]:
+    def _reset_options(self) -> list[Any]:
         """The options of each reset."""
-        return self._kept("options", np.arange(len(self)))
+        return self._reset_values("options", np.arange(len(self)))
 
-    def _kept(self, name: str, indices: Array) -> list[Any]:
-        """Return what the resets of these episodes stored under a name; None if missing. Raises CorruptTrace."""
+    def _reset_values(self, name: str, indices: Array) -> list[Any]:
+        """Return a value from the reset record of each of these episodes; None if missing. Raises CorruptTrace."""
         content = self._content
-        places = indices if content.chosen is None else content.chosen[indices]
-        found: list[Any] = [None] * len(places)
-        of_writer = np.searchsorted(content.bounds, places, side="right") - 1
+        whole_indices = indices if content.chosen is None else content.chosen[indices]
+        found: list[Any] = [None] * len(whole_indices)
+        of_writer = np.searchsorted(content.bounds, whole_indices, side="right") - 1
         for number in np.unique(of_writer).tolist():
             mine = np.flatnonzero(of_writer == number)
-            for i, entry in content.writers[number].starts_of(places[mine] - content.bounds[number]):
+            for i, entry in content.writers[number].starts_of(whole_indices[mine] - content.bounds[number]):
                 found[mine[i]] = entry.get(name)
         return found
 
@@ -192,11 +192,11 @@ class EpisodeColumns:
         if not keys or not len(self):
             return
         known = {str(key): None for value in given if isinstance(value, Mapping) for key in value}
-        if keys[0] in known or any(_at(value, keys[:1]) is not None for value in given):
+        if keys[0] in known or any(_value_under(value, keys[:1]) is not None for value in given):
             return
         near = difflib.get_close_matches(str(keys[0]), known, n=1, cutoff=0.6)
-        there = ", ".join(list(known)[:_NAMED]) + (" …" if len(known) > _NAMED else "") or "none"
-        instead = f"did you mean {near[0]!r}?" if near else f"keys there are: {there}"
+        choices = ", ".join(list(known)[:_NAMED]) + (" …" if len(known) > _NAMED else "") or "none"
+        instead = f"did you mean {near[0]!r}?" if near else f"choose from {choices}"
         raise NoSuchKey(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
 
 
@@ -210,8 +210,8 @@ def complete_rows(
     Args:
         table: columns of episodes.
         readers: the writers that the table refers to.
-        rows: of which rows.
-        lengths: their numbers of steps, if not those of the table.
+        rows: rows of the table to check.
+        lengths: number of steps of each, if it differs from the table.
     """
     about, writers = [writer.about_or_empty for writer in readers], table["writer"][rows]
     if lengths is None:  # first_step is the length of a recording that has only statistics
@@ -226,10 +226,10 @@ def complete_rows(
 
 
 def objective_returns(table: Columns, scan: Scan) -> Array | None:
-    """The sums of the rewards of each part of an episode, (parts, objectives); None if rewards are single numbers.
+    """Return the sum of each component of the rewards, (episodes, objectives); None if rewards are single numbers.
 
-    Reads the rewards of those alone whose index says that they have no return, where a first one of a writer shows
-    that its rewards are several numbers. NaN for all others. table, scan: of a trace, or a view of one.
+    Reads only the episodes without a return in the index; a writer is skipped if its first one has rewards of one
+    number. All other episodes are NaN. table, scan: of a trace or a view.
     """
     unknown = np.isnan(table["return"]) & (table["steps"] > 0)
     returns: Array | None = None
@@ -258,7 +258,7 @@ def _sums(rewards: Array) -> Array:
     return sums
 
 
-def _at(value: Any, keys: list[Any]) -> Any:
+def _value_under(value: Any, keys: list[Any]) -> Any:
     """Return the value under a path of keys and list indices; None if missing."""
     for key in keys:
         if isinstance(value, Mapping):
@@ -271,7 +271,7 @@ def _at(value: Any, keys: list[Any]) -> Any:
 
 
 def repeated_steps(table: Columns, readers: Sequence[WriterReader]) -> Array:
-    """Return (episodes,) int64: how many steps at the beginning of each repeat the episode that it branched from."""
+    """Return (episodes,) int64: number of steps at the start of each that repeat the episode it branched from."""
     prefixes = np.array([reader.about_or_empty.prefix for reader in readers], np.int64)
     if not prefixes.any():
         return np.zeros(len(table), np.int64)

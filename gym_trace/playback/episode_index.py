@@ -1,4 +1,4 @@
-"""The content of a trace or a view: its writers and the columns of their episodes; and its interface for samplers."""
+"""The episodes of a trace or a view: its writers, the columns of their episodes, and the interface for samplers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from gym_trace.format.fragments import RowIndex
 from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, finished, outcome_codes
 from gym_trace.playback.writer_reader import WriterReader
 
-_PAGE = 256  # rows of the table that are filled for one of them
+_PAGE = 256  # rows of the table that are filled together
 _PAGES_AT_ONCE = ROWS_AT_ONCE // _PAGE
 
 AnyRecorded = TypeVar("AnyRecorded", bound="RecordedEpisodes")
 
 
 class EpisodeIndex:
-    """The episodes of a trace or a view. Replaced as a whole: readers continue with the content they have.
+    """The episodes of a trace or a view. A refresh makes a new index, so code that reads is not disturbed.
 
-    ``content["steps"]`` is a column of the table of episodes, or OUTCOME_CODE, made without the others.
+    ``content["steps"]`` computes one column of the table of episodes; ``content[OUTCOME_CODE]`` another one.
 
     Attributes:
-        writers: of the trace.
-        bounds: the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace.
-        chosen: which of these are in the view; None: all.
-        readers: the writers of the view.
+        writers: readers of all writers of the trace.
+        bounds: writer i has the episodes bounds[i] to bounds[i + 1] of the whole trace.
+        chosen: indices in the whole trace of the episodes of the view; None: all.
+        readers: readers of the writers that the view has.
     """
 
     def __init__(
         self, writers: list[WriterReader], bounds: Array, chosen: Array | None = None, present: Array | None = None
     ):
-        """present: the numbers of the writers of the view; None: all."""
+        """present: indices of the writers of the view; None: all."""
         self.writers, self.bounds, self.chosen, self._present = writers, bounds, chosen, present
         self.readers = writers if present is None else [writers[number] for number in present.tolist()]
         self._pages = np.zeros(-(-len(self) // _PAGE), np.bool_)  # parts of the table that are filled
@@ -46,16 +46,16 @@ class EpisodeIndex:
 
     @classmethod
     def whole(cls, writers: Sequence[WriterReader]) -> EpisodeIndex:
-        """All that these writers have recorded."""
+        """Return all episodes of these writers."""
         return cls(list(writers), np.cumsum([0, *(len(writer.parts) for writer in writers)], dtype=np.int64))
 
-    def view(self, places: Array) -> EpisodeIndex:
-        """Only the episodes at these places."""
-        chosen = places if self.chosen is None else self.chosen[places]
+    def view(self, indices: Array) -> EpisodeIndex:
+        """Return a view with the episodes at these indices."""
+        chosen = indices if self.chosen is None else self.chosen[indices]
         present = np.unique(self._writers_of(chosen)) if len(chosen) else self._present
         view = EpisodeIndex(self.writers, self.bounds, chosen, present)
         if self._is_filled:  # a user may have changed the table
-            view._table = self._table.take(places)
+            view._table = self._table.take(indices)
             view._table["index"], view._table["writer"] = view._column("index"), view._column("writer")
             view._pages[:] = True
         return view
@@ -85,15 +85,15 @@ class EpisodeIndex:
         return self._table[index].copy()
 
     @property
-    def whole_places(self) -> Array:
+    def whole_indices(self) -> Array:
         """The index of each episode in the whole trace."""
         return np.arange(len(self)) if self.chosen is None else self.chosen
 
     @property
     def rows(self) -> Array:
         """The row of each episode in the table of its writer."""
-        places = self.whole_places
-        rows: Array = places - self.bounds[self._writers_of(places)]
+        indices = self.whole_indices
+        rows: Array = indices - self.bounds[self._writers_of(indices)]
         return rows
 
     @cached_property
@@ -111,12 +111,12 @@ class EpisodeIndex:
                 fill(self._table[begin:end], lambda name: self._column(name, begin, end))
                 self._pages[page : page + count] = True
 
-    def _writers_of(self, places: Array) -> Array:
+    def _writers_of(self, indices: Array) -> Array:
         """Return the number of the writer of each of these episodes of the whole trace."""
-        return self.bounds.searchsorted(places, side="right") - 1
+        return self.bounds.searchsorted(indices, side="right") - 1
 
     def _column(self, name: str, begin: int = 0, end: int | None = None) -> Array:
-        """Make a column of the episodes from begin to end. None: to the last one."""
+        """Compute a column of the episodes from begin to end. None: to the last one."""
         end = len(self) if end is None else end
         if name == "index":
             return np.arange(begin, end)
@@ -128,11 +128,11 @@ class EpisodeIndex:
                 rows: RowIndex = slice(low - int(self.bounds[number]), high - int(self.bounds[number]))
                 column[low - begin : high - begin] = self._of_writer(number, name, rows)
             return column
-        places = self.chosen[begin:end]
-        of_writer = self._writers_of(places)
+        indices = self.chosen[begin:end]
+        of_writer = self._writers_of(indices)
         for number in np.unique(of_writer).tolist():
             mine = np.flatnonzero(of_writer == number)
-            column[mine] = self._of_writer(number, name, places[mine] - self.bounds[number])
+            column[mine] = self._of_writer(number, name, indices[mine] - self.bounds[number])
         return column
 
     def _of_writer(self, number: int, name: str, rows: RowIndex) -> Array | int:
@@ -141,13 +141,13 @@ class EpisodeIndex:
         return number if self._present is None else int(self._present.searchsorted(number))
 
     def place(self, index: int) -> tuple[WriterReader, int]:
-        """The writer of an episode, and its row there."""
+        """Return the writer of an episode, and its row in that writer's table."""
         whole = index if self.chosen is None else int(self.chosen[index])
         number = int(self.bounds.searchsorted(whole, side="right")) - 1
         return self.writers[number], whole - int(self.bounds[number])
 
     def selected(self, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
-        """The places asked for, and whether the episodes there ascend in the trace. Raises InvalidOption."""
+        """Return the selected indices, and True if they ascend in the whole trace. Raises InvalidOption."""
         everything = np.arange(len(self))
         if episodes is None:
             chosen = everything
@@ -204,13 +204,13 @@ class RecordedEpisodes(Protocol):
 
 
 def finished_view(trace: AnyRecorded) -> AnyRecorded:
-    """Return the finished episodes of a trace, for formats that have one kind of episodes and no running ones.
+    """Return the finished episodes of a trace, for formats that need equal spaces and finished episodes.
 
-    Raises InvalidOption without episodes, if their spaces differ, or if they have only statistics; CorruptTrace if
-    files cannot be read.
+    Raises InvalidOption if there are none, if their spaces differ, or if they have only statistics; CorruptTrace
+    if files cannot be read.
     """
-    over = finished(trace.content)
-    view = trace if over.all() else trace[over]
+    is_finished = finished(trace.content)
+    view = trace if is_finished.all() else trace[is_finished]
     if not len(view):
         raise InvalidOption(f"{trace.directory}: no episodes to export")
     for reader in view.readers:
@@ -220,8 +220,8 @@ def finished_view(trace: AnyRecorded) -> AnyRecorded:
         for name in ("observation_space", "action_space"):
             view.writer_agreed_on(name)
     except TraceError as error:
-        told = "choose episodes of one kind, such as --where 'writer == \"…\"'"
-        raise InvalidOption(f"{error}; they cannot be exported together: {told}") from error
+        advice = "choose episodes with the same spaces, such as --where 'writer == \"…\"'"
+        raise InvalidOption(f"{error}; they cannot be exported together: {advice}") from error
     if any(reader.about.has_only_statistics for reader in having_episodes(view)):
         raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
     return view

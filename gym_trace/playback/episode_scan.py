@@ -1,4 +1,4 @@
-"""Episodes from front to back, each chunk read once."""
+"""Scan episodes in file order, reading each chunk once."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gym_trace.playback.writer_reader import WriterReader
 
 _Arrays = tuple[Any, Any, Array]  # observations, actions, rewards
 _CALLBACK = "observations", "actions", "rewards"
-_JOINED = 1 << 20  # bytes of episodes that are joined at once: an array that is kept keeps this much memory at most
+_JOINED_BYTES = 1 << 20  # bytes of episodes joined together, which is what a user keeps in memory by keeping one array
 
 
 def scan_content(
     content: EpisodeIndex, roots: frozenset[str] | None, wanted: Array, on_damage: OnDamage | None
 ) -> Iterator[Episode]:
-    """Yield the episodes at these indices, which ascend in the whole trace, with their columns under roots.
+    """Yield the episodes at these indices, which must ascend in the whole trace, with their columns under roots.
 
-    roots: None: all columns; without on_damage, each is read when an episode is asked for it.
+    roots: None: all columns; without on_damage, a column is read when it is first used.
     on_damage: see scan_episodes(). Raises CorruptTrace.
     """
     asked = Asked() if not roots and on_damage is None else None
@@ -66,10 +66,10 @@ def scan_episodes(
 ) -> Iterator[tuple[WriterReader, int, list[ChunkSlice]]]:
     """Yield each wanted episode of a writer as (reader, row, pieces), reading each chunk once.
 
-    After damage, reader is one without the damaged chunks, and row that of a part of an episode.
+    After damage, reader lacks the damaged chunks, and row is a part of an episode.
 
     on_damage: called with damaged chunks, which are then skipped as if they did not exist; None: raises CorruptTrace.
-    asked: what episodes were asked for before; the chunks are ChunkOnDemand then. None: chunks with all of roots.
+    asked: the columns that were used before; then chunks are ChunkOnDemand. None: chunks with all of roots.
     """
     reader, parts = writer, writer.parts
     pending: dict[int, list[tuple[int, ChunkSlice]]] = {}
@@ -105,8 +105,8 @@ def scan_episodes(
 
 
 def readable_parts(content: EpisodeIndex, columns: frozenset[str], on_damage: OnDamage) -> tuple[EpisodeIndex, Array]:
-    """Read all chunks, and return the parts of the episodes around damaged ones, as episodes of their own in the order
-    of content; and for each part the index in content of its episode."""
+    """Read all chunks. Return the readable parts of the episodes as episodes, in the order of content; and the index
+    in content of the episode of each part."""
     writers, rows = content["writer"], content.rows
     readers, owners, found, count = [], [np.arange(0)], [np.arange(0)], 0
     for number, reader in enumerate(content.readers):
@@ -117,7 +117,7 @@ def readable_parts(content: EpisodeIndex, columns: frozenset[str], on_damage: On
         bad = [block.number for block, chunk in chunks if chunk is None]
         readers.append(reader.without_chunks(bad) if bad else reader)
         parts = readers[-1].parts
-        row = reader.parts.of_fragment[parts.first_of(slice(None))]  # of the episode of each part
+        row = reader.parts.of_fragment[parts.first_of(slice(None))]  # the row of each part's episode
         order = np.argsort(row, kind="stable")
         low, high = (np.searchsorted(row[order], rows[mine], side=side) for side in ("left", "right"))
         counts = high - low
@@ -131,7 +131,7 @@ def readable_parts(content: EpisodeIndex, columns: frozenset[str], on_damage: On
 
 
 def _without(reader: WriterReader, bad: list[int], wanted: Array) -> tuple[WriterReader, Array]:
-    """Return a reader without bad chunks, and which of its episodes are parts of wanted ones."""
+    """Return a reader without bad chunks, and a mask of its episodes that are parts of wanted ones."""
     of_fragment = reader.parts.of_fragment
     wanted_fragments = wanted[of_fragment] & (of_fragment >= 0)
     reader = reader.without_chunks(bad)
@@ -144,7 +144,7 @@ def _without(reader: WriterReader, bad: list[int], wanted: Array) -> tuple[Write
 class _Typed(NamedTuple):
     """Typed rows: one array per leaf.
 
-    seen: of observations. done: of actions; rewards come last.
+    seen: arrays of observations. done: arrays of actions, then of rewards.
     """
 
     seen: list[Array]
@@ -179,13 +179,13 @@ class _Read(NamedTuple):
     typed: _Typed | None
 
 
-_Part = tuple[_Read, int, int, int, int]  # a fragment: its observations, from and to, and its steps, from and to
+_Part = tuple[_Read, int, int, int, int]  # a fragment: begin and end of its observations, begin and end of its steps
 
 
 def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
-    """Yield (observations, actions, rewards) of each episode: the fast way through a whole trace."""
+    """Yield (observations, actions, rewards) of each episode: the fastest scan of a whole trace."""
     parts, layouts = writer.parts, writer.layouts
-    plain = (parts["steps"] > 0) & ~parts.first_step_lost  # no steps have no dtype of their own
+    plain = (parts["steps"] > 0) & ~parts.first_step_lost  # without steps, the dtype is that of the space
     alone, last = plain & (np.diff(parts.first) == 1), parts.last
     pending: dict[int, list[_Part]] = {}
     for block, chunk in read_chunks(writer, frozenset(_CALLBACK)):
@@ -206,7 +206,8 @@ def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
         sliced = None if read.typed is None else read.typed.slicer(layouts)
         for i, is_whole in zip(np.flatnonzero(ends).tolist(), whole[ends].tolist()):
             yield sliced(o[i], o[i + 1], s[i], s[i + 1]) if sliced is not None and is_whole else next(joined)
-        del chunk, read, sliced, ended, joined  # before the next ones take memory
+
+        del chunk, read, sliced, ended, joined  # free memory before the next chunk is read
 
 
 def _typed(layouts: Layouts, chunk: Chunk) -> _Typed | None:
@@ -220,11 +221,11 @@ def _typed(layouts: Layouts, chunk: Chunk) -> _Typed | None:
 
 
 def _joined_arrays(writer: WriterReader, episodes: list[tuple[int, list[_Part]]], plain: Array) -> Iterator[_Arrays]:
-    """Yield the arrays of episodes that end in one chunk, given as (row, parts). Small ones are joined together."""
+    """Yield the arrays of episodes, (row, parts), that end in the same chunk. Small episodes are joined together."""
     rows = np.array([row for row, _ in episodes], np.int64)
     steps = writer.parts.column("steps", rows)
     typed = [part[-1][0].typed for _, part in episodes[:1]]
-    row_bytes = sum(_JOINED if it is None else it.row_bytes for it in typed)
+    row_bytes = sum(_JOINED_BYTES if it is None else it.row_bytes for it in typed)
     for begin, end in _batches((steps + 1) * row_bytes):
         some = episodes[begin:end]
         joined = _joined([part for _, parts in some for part in parts]) if plain[rows[begin:end]].all() else None
@@ -245,18 +246,18 @@ def _joined_arrays(writer: WriterReader, episodes: list[tuple[int, list[_Part]]]
 
 
 def _batches(sizes: Array) -> Iterator[tuple[int, int]]:
-    """Yield runs of items of at most _JOINED bytes, as (begin, end); a larger item is a run of its own."""
+    """Yield (begin, end) of runs of items with at most _JOINED_BYTES; a larger item is a run of its own."""
     total = np.cumsum(sizes)
     begin = 0
     while begin < len(sizes):
-        until = _JOINED + (int(total[begin - 1]) if begin else 0)
+        until = _JOINED_BYTES + (int(total[begin - 1]) if begin else 0)
         end = max(begin + 1, int(np.searchsorted(total, until, side="right")))
         yield begin, end
         begin = end
 
 
 def _joined(parts: list[_Part]) -> _Typed | None:
-    """Join the rows of all parts; None if they are not all typed, or of different types."""
+    """Join the rows of all parts; None if they are untyped or their types differ."""
     typed = [read.typed for read, *_ in parts if read.typed is not None]
     distinct = list({id(it): it for it in typed}.values())
     if len(typed) < len(parts) or any(it.row_type != distinct[0].row_type for it in distinct[1:]):

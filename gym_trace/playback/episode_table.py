@@ -1,4 +1,4 @@
-"""From the fragments of a writer to its episodes: which runs of steps there are, and what is known of them."""
+"""Build the table of episodes of a writer from its fragments."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ EPISODE = np.dtype(
 
 _EPISODE_WITH_INTEGERS = np.dtype([(it[0], it[1].replace("<M8[ns]", "<i8")) for it in EPISODE.descr])
 _HEADINGS = ("index", "steps", "return", "outcome", "seed", "start_time (UTC)")
-_SHOWN = 5  # episodes at either end
+_SHOWN = 5  # episodes shown from the begin, and from the end
 _OUTCOMES = np.array(OUTCOMES, "<U10")
-_BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # no two begin with the same letters
+_BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # the first two letters distinguish all outcomes
 _ALL = slice(None)
-_NAT = np.iinfo(np.int64).min  # as a time
-OUTCOME_CODE = "outcome_code"  # a column that a table lacks: the index in OUTCOMES of the outcome
+_NAT = np.iinfo(np.int64).min  # NaT, as an integer
+OUTCOME_CODE = "outcome_code"  # name of a computed column: the index of the outcome in OUTCOMES
 ROWS_AT_ONCE = 2048
-_MOST_GAPS = 4  # values of ids that are not there, to one that is
+_MOST_GAPS = 4  # ratio of the range of ids to their number, up to which a lookup table is used
 _UNKNOWN = {"seed": wire.NO_SEED, "clock_offset": 0}
 
 
 class EpisodeTable(np.ndarray[Any, Any]):
-    """A structured array of episodes that shows itself: the first and the last of them. Columns of it are plain."""
+    """A structured array of episodes whose repr shows the first and the last ones. Its columns are plain arrays."""
 
     def __getitem__(self, key: Any) -> Any:
         item = super().__getitem__(key)
@@ -81,7 +81,7 @@ def _row(row: Any) -> list[str]:
 
 
 class Columns(Protocol):
-    """The columns of episodes, by the names of EPISODE: a table, or what makes them when they are asked for."""
+    """The columns of episodes, by the names of EPISODE: a table, or an object that computes them on request."""
 
     def __len__(self) -> int: ...
 
@@ -89,9 +89,9 @@ class Columns(Protocol):
 
 
 class EpisodeRuns:
-    """The episodes, or parts of them, of one writer, in the order in which their last step came to disk.
+    """The episodes of one writer, or parts of them, in the order in which their last fragments were stored.
 
-    ``parts["steps"]`` is a column of their table, made from the fragments on each call; len(parts) counts the rows.
+    ``parts["steps"]`` computes a column of their table from the fragments; len(parts) is the number of rows.
 
     Attributes:
         fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
@@ -116,7 +116,7 @@ class EpisodeRuns:
 
     @cached_property
     def of_fragment(self) -> Array:
-        """For each fragment the row that it belongs to; -1 for one without steps or observations."""
+        """The row of each fragment; -1 for a fragment without steps or observations."""
         rows = np.full(len(self._stored), -1)
         rows[self.fragments] = np.repeat(np.arange(len(self)), np.diff(self.first))
         return rows
@@ -128,12 +128,12 @@ class EpisodeRuns:
 
     @cached_property
     def starts(self) -> Array:
-        """The fragment that says how the episode of each row began; -1 where none does."""
+        """The fragment with the start of each row's episode; -1 if it is missing."""
         return self._fragment_with(wire.STARTS)
 
     @cached_property
     def _ends(self) -> Array:
-        """The fragment that says how the episode of each row ended; -1 where none does."""
+        """The fragment with the end of each row's episode; -1 if it is missing."""
         return self._fragment_with(wire.ENDS)
 
     @cached_property
@@ -151,7 +151,7 @@ class EpisodeRuns:
         return found
 
     def opens(self, rows: Array, begin: int) -> Array:
-        """Return which fragments, numbered from begin on, are the first ones of their rows."""
+        """Return True for each fragment, from begin on, that is the first one of its row. rows: their rows."""
         opens: Array = self.first_of(rows) == begin + np.arange(len(rows))
         return opens
 
@@ -160,7 +160,7 @@ class EpisodeRuns:
         return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
 
     def share(self, stored: Fragments, begin: int, first: int, last: int) -> EpisodeRuns:
-        """Return some rows as those of a writer of their own, whose fragments are stored: those from begin on."""
+        """Return rows first to last as those of another writer. stored: its fragments, which begin here with begin."""
         bounds = self.first[first : last + 1]
         own = self.fragments[int(bounds[0]) : int(bounds[-1])] - begin
         return EpisodeRuns(stored, self._alive, None, own, bounds - bounds[0])
@@ -172,9 +172,9 @@ class EpisodeRuns:
         return int(mine[0]) if len(mine) == 1 else None
 
     def row_of_pending(self, action: Pending) -> int:
-        """The row of the part at whose end an action was not answered: the last one of its episode; -1 without one.
+        """Return the row of the part that ends with an action without a result: the last of its episode; -1 if missing.
 
-        Of parts that end with the same step the last one begins last: it has no steps.
+        If several parts end with the same step, the last one is the one that begins last: it has no steps.
         """
         mine = np.flatnonzero(self._episode_ids == action.episode)
         first = self.column("first_step", mine)
@@ -185,7 +185,7 @@ class EpisodeRuns:
     # -- columns ------------------------------------------------------------------------------------------------------
 
     def column(self, name: str, rows: RowIndex = _ALL) -> Array:
-        """Return a column of EPISODE, or OUTCOME_CODE, at these rows. All are of this writer: "writer" is 0."""
+        """Return a column of EPISODE, or OUTCOME_CODE, at these rows. "writer" is always 0."""
         stored = self._stored
         if name == "index":
             return np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else np.arange(len(self))[rows]
@@ -202,7 +202,7 @@ class EpisodeRuns:
         if name == "return":
             with np.errstate(all="ignore"):  # rewards may be infinite
                 returns = self._sums(None, np.dtype(np.float64), rows)
-            returns[self._first_step_lost(rows)] = np.nan  # the reward of the step that is left out is not known here
+            returns[self._first_step_lost(rows)] = np.nan  # the reward of the skipped step is unknown
             return returns
         if name == "has_final_observation":
             has_final: Array = stored.flags[self.last_of(rows)] & wire.PLACEHOLDER == 0
@@ -210,13 +210,13 @@ class EpisodeRuns:
         if name == "outcome":
             return _OUTCOMES[self.column(OUTCOME_CODE, rows)]
         if name == OUTCOME_CODE:
-            codes = np.minimum(self._said(self._ends, "outcome", 0, rows), Outcome.CLOSED)
+            codes = np.minimum(self._values_in(self._ends, "outcome", 0, rows), Outcome.CLOSED)
             return np.where(self._ends[rows] < 0, Outcome.RUNNING if self._alive else Outcome.LOST, codes)
         if name in ("start_time", "end_time"):
             return self._time(name, rows).view("<M8[ns]")
         if name == "duration":
-            return self._said(self._ends, "duration", 0, rows)
-        return self._said(self.starts, name, _UNKNOWN[name], rows)
+            return self._values_in(self._ends, "duration", 0, rows)
+        return self._values_in(self.starts, name, _UNKNOWN[name], rows)
 
     def table(self, rows: RowIndex = _ALL) -> Array:
         """Return these rows of the table, as EPISODE."""
@@ -232,7 +232,7 @@ class EpisodeRuns:
         return first_step_lost
 
     def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: RowIndex) -> Array:
-        """Add up a number of each fragment, by row. values: None: the sums of rewards."""
+        """Sum a number of each fragment, by row. values: None: the sums of rewards."""
         begins, ends = self.first[:-1][rows], self.first[1:][rows]
         if isinstance(rows, slice):
             at = begins - begins[:1]
@@ -245,8 +245,8 @@ class EpisodeRuns:
         found = found.astype(dtype)
         return found if len(found) == len(at) else np.add.reduceat(found, at)
 
-    def _said(self, fragments: Array, name: str, unknown: int, rows: RowIndex) -> Array:
-        """Return what one fragment of each row says. fragments: -1 where it is unknown."""
+    def _values_in(self, fragments: Array, name: str, unknown: int, rows: RowIndex) -> Array:
+        """Return a field of one fragment per row. fragments: its index, or -1 where the field is unknown."""
         chosen = fragments[rows]
         found = chosen >= 0
         if found.all():
@@ -256,19 +256,19 @@ class EpisodeRuns:
         return column
 
     def _time(self, name: str, rows: RowIndex) -> Array:
-        start = self._said(self.starts, "start_time", _NAT, rows)
+        start = self._values_in(self.starts, "start_time", _NAT, rows)
         if name == "start_time":
             return start
-        elapsed = self._said(self._ends, "duration", 0, rows) + self._said(self._ends, "clock_drift", 0, rows)
+        elapsed = self._values_in(self._ends, "duration", 0, rows) + self._values_in(self._ends, "clock_drift", 0, rows)
         return np.where((self.starts[rows] < 0) | (self._ends[rows] < 0), _NAT, start + elapsed)
 
     def _fragment_with(self, flag: int) -> Array:
-        """Return the first fragment with a flag that the episode of each row has; -1 without one."""
+        """Return the first fragment of each row's episode that has a flag; -1 without one."""
         among = self._among
         flagged = np.flatnonzero((self._stored.flags if among is None else self._stored.flags[among]) & flag)
         flagged = flagged if among is None else among[flagged]
         ids, edge = self._episode_ids, self.first_of(_ALL) if flag == wire.STARTS else self.last_of(_ALL)
-        if np.array_equal(flagged, edge) and bool((ids[1:] > ids[:-1]).all()):  # as a rule, each row has its own
+        if np.array_equal(flagged, edge) and bool((ids[1:] > ids[:-1]).all()):  # usually, each row has its own
             return edge
         known = self._stored["episode"][flagged].astype(np.int64)
         found = _first_among(known, ids)
@@ -276,15 +276,15 @@ class EpisodeRuns:
 
 
 def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) -> EpisodeRuns:
-    """Return the parts that a writer's fragments, in the order of the file, make up.
+    """Return the parts of episodes that a writer's fragments, in file order, make up.
 
     Args:
-        alive: whether the writer is still at it; then episodes that have not ended are running, otherwise lost.
-        among: the fragments that are there, ascending; None: all.
+        alive: True if the writer is recording: episodes without an end are then running, otherwise lost.
+        among: ascending indices of the fragments to use; None: all.
     """
-    leads = fragments.flags & wire.LEADS > 0
-    carries = leads | (fragments.steps > 0)
-    is_all = among is None and bool(carries.all())  # as a rule
+    has_initial = fragments.flags & wire.LEADS > 0
+    carries = has_initial | (fragments.steps > 0)
+    is_all = among is None and bool(carries.all())  # usually
     if is_all:
         order = np.arange(len(fragments))
     else:
@@ -294,7 +294,7 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
     if not is_in_order:
         by_episode = _stable_order(episode)
         order, episode = order[by_episode], episode[by_episode]
-    opens = leads if is_all and is_in_order else leads[order]  # a part begins here
+    opens = has_initial if is_all and is_in_order else has_initial[order]  # a part begins here
     others = np.flatnonzero(~opens)
     before = others[others > 0] - 1
     opens[others] = True
@@ -311,18 +311,18 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
     rank = at[at >= 0]
     sizes = np.diff(first)[rank]
     begins = np.append(0, np.cumsum(sizes))
-    places = np.repeat(first[rank] - begins[:-1], sizes) + np.arange(begins[-1])
-    return EpisodeRuns(fragments, alive, among, order[places], begins)
+    positions = np.repeat(first[rank] - begins[:-1], sizes) + np.arange(begins[-1])
+    return EpisodeRuns(fragments, alive, among, order[positions], begins)
 
 
 def with_start_dropped(fragments: Fragments) -> Array:
-    """Return which fragments are of episodes whose beginning is not there."""
+    """Return True for each fragment of an episode without a start."""
     episodes = fragments["episode"]
     return ~np.isin(episodes, episodes[fragments.flags & wire.STARTS > 0])
 
 
 def fill(table: Array, column: Callable[[str], Array]) -> None:
-    """Set the columns of a table, of which column gives each. Rows are wide: fill at most ROWS_AT_ONCE of them."""
+    """Set the columns of a table; column(name) returns each. Rows are wide: pass at most ROWS_AT_ONCE of them."""
     integers = table.view(_EPISODE_WITH_INTEGERS)
     for name in EPISODE.names or ():
         values = column(name)
@@ -347,7 +347,7 @@ def finished(table: Columns) -> Array:
 
 
 def _stable_order(values: Array) -> Array:
-    """Return what np.argsort(values, kind="stable") does; in a third of the time if they are near each other."""
+    """Like np.argsort(values, kind="stable"), but three times as fast if the range of values is small."""
     low, bits = values.min(), len(values).bit_length()
     if int(values.max()) - int(low) >= 1 << (64 - bits):
         return np.argsort(values, kind="stable")
@@ -358,7 +358,7 @@ def _stable_order(values: Array) -> Array:
 
 
 def _first_among(known: Array, wanted: Array) -> Array:
-    """Return where in known each wanted value comes first; -1 where it does not."""
+    """Return the first index of each wanted value in known; -1 if it is missing."""
     if not len(known):
         return np.full(len(wanted), -1)
     low, high = int(known.min()), int(known.max())
@@ -367,13 +367,13 @@ def _first_among(known: Array, wanted: Array) -> Array:
         nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
         return np.where(known[nearest] == wanted, nearest, -1)
     at = np.full(high - low + 1, -1)
-    at[known[::-1] - low] = np.arange(len(known))[::-1]  # of equal ones, the last assignment stays
+    at[known[::-1] - low] = np.arange(len(known))[::-1]  # the last assignment wins: the first of equal ids
     inside = (wanted >= low) & (wanted <= high)
     return np.where(inside, at[np.where(inside, wanted - low, 0)], -1)
 
 
 def step_offsets(fragments: Array) -> tuple[Array, Array]:
-    """Return where the observations and the steps of each fragment of a chunk begin, with one more element each."""
+    """Return the offsets of the observations, and of the steps, of each fragment of a chunk, and their ends."""
     steps = fragments["steps"].astype(np.int64)
     rows = steps + (fragments["flags"] & wire.LEADS > 0)
     return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(steps)])

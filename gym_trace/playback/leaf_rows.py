@@ -1,4 +1,4 @@
-"""Rows of one column of an episode, some at a time, without the other columns."""
+"""Read one column of an episode chunk by chunk, without the other columns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gym_trace.playback.assembly import assemble_leaf
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.writer_reader import WriterReader
 
-_UNREAD = ("terminations", "truncations")  # the table of fragments has them
+_IN_TABLE = ("terminations", "truncations")  # in the table of fragments: no chunk is read
 
 
 class LeafRows:
-    """One column of an episode. Reads its chunks through a cache, and no other column.
+    """One column of an episode, read through a cache of chunks.
 
-    Observations have N + 1 rows, all others N. It stays the same when more is recorded.
+    Observations have N + 1 rows, all others N. Steps recorded later do not appear.
 
     Args:
-        writer, row: of the episode, as Trace.place_of() gives them.
-        path: of the column: ("observations", "image"), ("rewards",), ("terminations",), ("annotations", "value").
+        writer, row: writer and row of the episode, from Trace.place_of().
+        path: path of the column: ("observations", "image"), ("rewards",), ("terminations",), ("annotations", "value").
     """
 
     def __init__(self, writer: WriterReader, row: int, path: Path, cache: ChunkCache):
@@ -33,9 +33,9 @@ class LeafRows:
         return self.steps + (self._path[0] == "observations")
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, Array | CorruptTrace]]:
-        """Yield rows start to stop in order, chunk by chunk: the first row, their number, and the rows themselves.
+        """Yield (first row, number of rows, rows) for rows start to stop, chunk by chunk.
 
-        An unreadable part has its error instead of rows.
+        For an unreadable part, the rows are its error.
         """
         stop = min(stop, len(self))
         if start >= stop:
@@ -43,7 +43,7 @@ class LeafRows:
         observed = self._path[0] == "observations"
         at = start
         found = self._writer.pieces(self._row, range(start, stop - observed))
-        if self._path[0] not in _UNREAD:
+        if self._path[0] not in _IN_TABLE:
             self._cache.expect(self._writer, (piece.chunk_number for piece in found), self._path)
         for number, group in groupby(found, lambda piece: piece.chunk_number):
             pieces = list(group)
@@ -52,7 +52,7 @@ class LeafRows:
             if not count:
                 continue
             try:
-                if self._path[0] not in _UNREAD:
+                if self._path[0] not in _IN_TABLE:
                     chunk = self._cache.chunk(self._writer, number, self._path)
                     pieces = [piece._replace(chunk=chunk) for piece in pieces]
                 yield at, count, assemble_leaf(self._path, pieces, self._writer.layouts)

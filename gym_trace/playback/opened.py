@@ -1,4 +1,4 @@
-"""An opened trace, and episodes that find their steps in it even if more was recorded."""
+"""An opened trace, and the sources of the columns of its episodes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
 from gym_trace.storage.protocol import ReadStorage
 
-_CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
-_OBJECTS = 9  # bytes that a byte of MessagePack takes in addition when it is decoded
-_OVERHEAD = 1 << 8  # bytes that a chunk takes in addition, and each column that it describes
+_CACHE_BYTES = 64 << 20  # decoded chunks that random access keeps
+_OBJECT_FACTOR = 9  # estimate: additional bytes of decoded objects per byte of MessagePack
+_OVERHEAD = 1 << 8  # estimate: additional bytes per chunk, and per column
 _Columns = str | Path | frozenset[str | Path]
 _Key = tuple["weakref.ref[BatchReader]", int, _Columns]
 
 
 class ChunkCache:
-    """The chunks that random access decoded last, limited by bytes; thread-safe.
+    """An LRU cache of decoded chunks for random access, limited by bytes; thread-safe.
 
-    It keeps no batch alive: a live trace reads the end of its ring as a new batch after each refresh.
+    It keeps no batch alive, because each refresh of a live trace makes a new batch of the end of the ring.
     """
 
     def __init__(self, limit: int):
         self._limit = limit
-        self._chunks: OrderedDict[_Key, tuple[Chunk, int]] = OrderedDict()  # with their bytes
+        self._chunks: OrderedDict[_Key, tuple[Chunk, int]] = OrderedDict()  # chunk, bytes
         self._bytes = 0
         self._lock = Lock()
 
@@ -49,7 +49,7 @@ class ChunkCache:
         return _key(writer, number, columns) in self._chunks
 
     def chunk(self, writer: WriterReader, number: int, columns: _Columns) -> Chunk:
-        """Return a chunk with its columns under a root, the one column of a path, or several of these, decoded.
+        """Return a decoded chunk with the columns under a root, the column of a path, or several of these.
 
         Raises CorruptTrace.
         """
@@ -62,7 +62,7 @@ class ChunkCache:
         chunk = writer.unshared_chunk(number, roots)
         chunk.decode()
         with self._lock:
-            if key in self._chunks:  # another thread has been quicker
+            if key in self._chunks:  # another thread decoded it first
                 return self._chunks[key][0]
             self._chunks[key] = chunk, (size := _size_of(chunk))
             self._bytes += size
@@ -71,7 +71,7 @@ class ChunkCache:
         return chunk
 
     def expect(self, writer: WriterReader, numbers: Iterable[int], root: str | Path) -> None:
-        """Fetch what chunk() will read of several chunks together, where each read takes a round trip."""
+        """Fetch several chunks together, before chunk() reads them, if each read takes a round trip."""
         if not writer.files.storage.ahead:
             return
         missing = [number for number in dict.fromkeys(numbers) if not self.has(writer, number, root)]
@@ -80,7 +80,7 @@ class ChunkCache:
                 writer.expect(missing, frozenset((root,)))
 
     def drop_gone(self) -> None:
-        """Drop the chunks of batches that no trace and no view has any more."""
+        """Drop the chunks of batches that no trace or view uses."""
         with self._lock:
             for key in [key for key in self._chunks if key[0]() is None]:
                 self._bytes -= self._chunks.pop(key)[1]
@@ -92,17 +92,17 @@ def _key(writer: WriterReader, number: int, columns: _Columns) -> _Key:
 
 
 def _size_of(chunk: Chunk) -> int:
-    """Return about how many bytes a decoded chunk takes: objects take many times the bytes that they are packed in."""
+    """Return the approximate size of a decoded chunk. Objects are much larger than their packed bytes."""
     packed = sum(column.full_size for column in chunk.columns.values() if column.dtype == MSGPACK)
-    return chunk.full_size + _OBJECTS * packed + _OVERHEAD * (1 + len(chunk.described))
+    return chunk.full_size + _OBJECT_FACTOR * packed + _OVERHEAD * (1 + len(chunk.described))
 
 
 class Opened:
-    """State shared by a Trace, its views and its episodes. Unpickling opens it again with the same content.
+    """State shared by a Trace, its views and its episodes. Unpickling opens the trace again, with the same content.
 
     Attributes:
-        writers: by their keys, in the order in which they began; another dict after a refresh that found anything.
-        skipped: damage that was found while reading, and left out.
+        writers: readers by key, in order of creation; a refresh that finds changes replaces the dict.
+        skipped: damage that was found and skipped while reading.
     """
 
     def __init__(self, storage: ReadStorage, writers: Sequence[WriterReader] = ()):
@@ -116,7 +116,7 @@ class Opened:
         self._lock = Lock()
 
     def refresh(self) -> dict[str, WriterReader]:
-        """The writers as they are by now. Raises TraceNotFound."""
+        """Look for new data, and return the writers. Raises TraceNotFound."""
         with self._lock:
             found = find_writers(self.storage)
             known, before = self._stored, self._by_origin
@@ -154,23 +154,23 @@ class Opened:
 
 
 def _unread(found: Sequence[WriterFiles], known: Mapping[str, WriterReader]) -> list[str]:
-    """Return the names of the batches that were not read before, and of the manifests, which say which there were."""
+    """Return the names of the batches that were not read before, and of all manifests."""
     before = {batch.name for reader in known.values() for batch in reader.batches}
     names = (name for files in found for name in (*files.batches.values(), files.manifest))
     return [name for name in names if name is not None and name not in before]
 
 
 def extents_of(writers: Sequence[WriterReader]) -> tuple[FileSnapshot, ...]:
-    """Return how much of the files of these writers was read."""
+    """Return a snapshot of the files of each of these writers."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
 
 
 def reopened(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> Opened:
-    """A trace opened in another process, with what these extents had. Raises TraceError if it is not there now."""
+    """Open a trace in another process, with the data of these snapshots. Raises TraceError if data is missing."""
     return Opened(storage, _read_again(storage, extents))
 
 
-@lru_cache(maxsize=1)  # workers are given many episodes of the same trace, one after the other
+@lru_cache(maxsize=1)  # workers unpickle many episodes of the same trace in sequence
 def _read_again(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> list[WriterReader]:
     found = {files.writer: files for files in find_writers(storage)}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
@@ -185,7 +185,7 @@ def _read_again(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> list
 
 
 class _At(NamedTuple):
-    """The place where an episode was found last. has_grown: it has more steps there than its record."""
+    """The row where an episode was found last. has_grown: True if it has more steps there than in its record."""
 
     writer: weakref.ref[WriterReader]
     row: int
@@ -193,15 +193,15 @@ class _At(NamedTuple):
 
 
 class OnDisk:
-    """An episode whose steps are read when they are asked for: the same ones after any refresh."""
+    """An episode whose steps are read on request: always the same steps, also after a refresh."""
 
     __slots__ = ("_at", "_last", "_opened", "_place", "_record", "_writer")
 
     def __init__(self, opened: Opened, writer: WriterReader, row: int, record: Any):
         self._opened, self._writer, self._place = opened, writer.key, writer.place_of(row)
-        self._record = record  # as it was; there may be more steps by now
+        self._record = record  # the row of the table when the episode was looked up
         self._at: _At | None = _At(weakref.ref(writer), row, False)
-        self._last: Any = None  # the pieces that were asked for last
+        self._last: Any = None  # the slices that were read last
 
     def __getstate__(self) -> Any:
         return self._opened, self._writer, self._place, self._record
@@ -233,11 +233,11 @@ class OnDisk:
     def pending(self) -> Any:
         writer, row, has_grown = self._found()
         if has_grown:
-            return None  # there was an answer
+            return None  # the action has its result by now
         return writer.pending_action(row)
 
     def _found(self) -> tuple[WriterReader, int, bool]:
-        """The writer as it is by now, the row that the episode has there, and whether it has more steps."""
+        """Return the current reader of the writer, the row of the episode in it, and True if it has more steps."""
         writer, then, known = self._opened.writers.get(self._writer), self._record, self._at
         if writer is not None:
             if known is not None and known.writer() is writer:
@@ -265,7 +265,7 @@ class OnDisk:
 
 
 class Scanned:
-    """An episode of a scan, whose chunks have been read, or are read on demand. Pickled, it takes its arrays along."""
+    """An episode of a scan: its chunks are read already, or on demand. A pickled one contains its arrays."""
 
     __slots__ = ("_asked", "_pieces", "_roots", "_row", "_skip", "_writer")
 
@@ -278,7 +278,7 @@ class Scanned:
         skip: bool,
         asked: Asked | None,
     ):
-        """asked: what the episodes of the scan were asked for, if their chunks are read on demand."""
+        """asked: the columns that were used, if chunks are read on demand; otherwise None."""
         self._writer, self._row, self._pieces = writer, row, pieces
         self._roots, self._skip, self._asked = roots, skip, asked
 
@@ -296,7 +296,7 @@ class Scanned:
         try:
             return self._writer.start_of(self._row)
         except CorruptTrace:
-            if self._skip:  # the part of the episode that is left does not know how it started
+            if self._skip:  # the start of this episode is damaged
                 return {}
             raise
 
@@ -309,7 +309,7 @@ class Scanned:
 
 
 class InMemory:
-    """An episode of which only arrays are left."""
+    """An episode in memory, without files."""
 
     __slots__ = ("_columns", "_pending", "_start")
 

@@ -155,7 +155,7 @@ def read_chunks(
             if asked is None:
                 chunk = reader.chunk(block.number, columns)
             else:
-                asked.turn()
+                asked.next_chunk()
                 chunk = ChunkOnDemand(reader, block.number, asked)
             if on_damage is not None:
                 for path in chunk.columns:  # starts are handed on as they are packed

@@ -83,7 +83,7 @@ def _result(moments: RunningMoments, form: RowType) -> Moments | None:
 
 def _add(content: EpisodeIndex, chosen: Array, sums: dict[Path, RunningMoments]) -> None:
     """Add the rows of chosen episodes; those that a view has several times are added as often."""
-    whole, episodes = content.whole_places, np.flatnonzero(chosen & (content["steps"] > 0))
+    whole, episodes = content.whole_indices, np.flatnonzero(chosen & (content["steps"] > 0))
     while len(episodes):
         _, firsts = np.unique(whole[episodes], return_index=True)
         for block in Scan(content, sums, episodes[firsts], finals=OMITTED, prefix=False):
