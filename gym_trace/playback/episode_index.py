@@ -206,7 +206,7 @@ class RecordedEpisodes(Protocol):
 def finished_view(trace: AnyRecorded) -> AnyRecorded:
     """Return the finished episodes of a trace, for formats that need equal spaces and finished episodes.
 
-    Raises InvalidOption if there are none, if their spaces differ, or if they have only statistics; CorruptTrace
+    Raises InvalidOption without episodes, if their spaces differ, or if they have only statistics; CorruptTrace
     if files cannot be read.
     """
     is_finished = finished(trace.content)

@@ -47,16 +47,15 @@ class ChunkOnDemand(Chunk):
     def has(self, name: str) -> bool:
         return name in self._read
 
-
     def with_column(self, name: str) -> Chunk:
-    """Return a chunk that has this column. Raises CorruptTrace."""
-    self._asked.add(name)
-    found = self._read.get(name)
-    if found is None:
-        missing = frozenset(other for other in self._asked if other not in self._read and other != STARTS)
-        found = self._writer.chunk(self._number, frozenset(missing))
-        self._read |= dict.fromkeys(missing, found)
-    return found
+        """Return a chunk that has this column. Raises CorruptTrace."""
+        self._asked.add(name)
+        found = self._read.get(name)
+        if found is None:
+            missing = frozenset(other for other in self._asked if other not in self._read and other != STARTS)
+            found = self._writer.chunk(self._number, frozenset(missing))
+            self._read |= dict.fromkeys(missing, found)
+        return found
 
 
 def read(pieces: list[ChunkSlice], name: str, writer: WriterReader) -> list[ChunkSlice]:

@@ -1,7 +1,7 @@
-"""Steps of episodes in a given order, each episode complete before the next one, in bounded memory.
+"""Scan episodes in a given order, each one complete before the next one, in bounded memory.
 
-Whole episodes that end in one chunk are cut together out of the chunks that hold them, where their rows are typed. All
-other episodes come one by one, in windows of consecutive steps.
+Whole episodes with typed rows that end in the same chunk are cut together out of their chunks. All other episodes come
+one by one, in windows of consecutive steps.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_runs import FLAGS, KEPT, LEFT_OUT, OnDamage, StepRuns, damage_at
 from gym_trace.playback.writer_reader import WriterReader
 
-_FEWEST = 4  # episodes that are worth cutting out of a chunk together
-_MOST_STEPS = 1024  # of a window
-_MOST_SHARE = 8  # parts of the memory: a window has the typed values of one of them at most
+_FEWEST = 4  # fewer episodes are not cut out of a chunk together
+_MOST_STEPS = 1024  # steps of a window
+_WINDOW_SHARE = 8  # the typed values of a window take at most 1/8 of the memory
 _VALUE_BYTES = 1024  # estimate for a row of values of any type
 
 
 class _Task(NamedTuple):
-    """Steps that are read together: whole episodes, numbers first to last of those wanted; or a window of one of them.
+    """Steps that are read together: the wanted episodes first to last, whole; or a window of one of them.
 
     Attributes:
-        chunks: numbers of the chunks that have them.
-        pieces: of a window, steps start to stop of the episode. None: whole episodes.
+        chunks: numbers of the chunks with these steps.
+        pieces: slices of a window, which has steps start to stop of the episode. None: whole episodes.
         opens: True for the first window of an episode.
     """
 
@@ -54,8 +54,8 @@ class OrderedScan:
     Args:
         reader, number: the writer, and its index in content.readers.
         episodes, rows: (k,) indices in content, and rows in the table of the writer.
-        steps: which steps of each episode; a list has one slice for each of `episodes`.
-        cache: decoded chunks, of memory bytes.
+        steps: the steps of each episode; a list has one slice for each of `episodes`.
+        cache: decoded chunks, limited to memory bytes.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class OrderedScan:
         self._roots = [root for root in COLUMNS if root in roots]
         self._columns = frozenset(path for path in columns if path not in flags and path not in FLAGS)
         self._damaged: set[int] = set()  # numbers of chunks
-        self._decoded: dict[int, Chunk] = {}  # chunks of the episodes that were cut out last
+        self._decoded: dict[int, Chunk] = {}  # chunks of the latest task
         parts, fragments = self._reader.parts, self._reader.fragments
         self._first_steps = parts.column("first_step", rows)
         self._known = parts.column("has_final_observation", rows)
@@ -98,7 +98,7 @@ class OrderedScan:
             self._ends, self._known = length - shorter, self._known | shorter
         self._chunk_of = np.where(
             is_plain & (steps == slice(None)), self._chunks_of(parts.last_of(rows)), -1
-        )  # in which episodes end that may be cut out together
+        )  # the last chunk of each episode that may be cut out with others; -1 for the other episodes
 
     def _chunks_of(self, fragments: Array) -> Array:
         return np.searchsorted(self._reader.chunk_bounds, fragments, side="right") - 1
@@ -127,7 +127,7 @@ class OrderedScan:
                 yield _Task(first, last, np.unique(self._chunks_of(fragments)).tolist())
 
     def _windows(self, numbers: range) -> Iterator[_Task]:
-        most = max(1, min(_MOST_STEPS, self._memory // _MOST_SHARE // self._row_bytes()))
+        most = max(1, min(_MOST_STEPS, self._memory // _WINDOW_SHARE // self._row_bytes()))
         for number in numbers:
             begin = int(self._begins[number])
             steps = self._steps if isinstance(self._steps, slice) else self._steps[number]
@@ -144,7 +144,7 @@ class OrderedScan:
                 at = stop
 
     def _row_bytes(self) -> int:
-        """Return about how many bytes a step has in the columns."""
+        """Return the approximate bytes of a step in the columns."""
         layouts, size = self._reader.layouts, 1
         for layout in layouts[:2]:
             size += sum(leaf.row_size or _VALUE_BYTES for leaf in layout.leaves() if self._takes(leaf.path))
@@ -156,7 +156,7 @@ class OrderedScan:
     # -- whole episodes -----------------------------------------------------------------------------------------------
 
     def _cut_out(self, task: _Task) -> StepRuns | None:
-        """Return whole episodes; None if their rows in the chunks differ from those of the episodes."""
+        """Return whole episodes; None if their rows cannot be used as they are stored."""
         reader, parts = self._reader, self._reader.parts
         chunks = self._plain_chunks(task.chunks)
         if chunks is None:
@@ -167,10 +167,10 @@ class OrderedScan:
         found, flags = self._chunks_of(fragments), reader.fragments.flags[fragments]
         steps = reader.fragments.steps[fragments].astype(np.int64)
         observations = steps + (flags & wire.LEADS > 0)
-        places: list[list[Array | slice]] = [[], []]  # in each chunk, of the rows of observations and of steps
+        rows_in_chunks: list[list[Array | slice]] = [[], []]  # rows of observations, and of steps, in each chunk
         for number in chunks:
             begin = int(reader.chunk_bounds[number])
-            for offsets, of_chunks in zip(reader.offsets(number), places):
+            for offsets, of_chunks in zip(reader.offsets(number), rows_in_chunks):
                 of_chunks.append(_rows_at(offsets, fragments[found == number] - begin))
         order = np.argsort(found, kind="stable")
         in_order = [_moved(order, counts) for counts in (observations, steps)] if len(chunks) > 1 else []
@@ -181,7 +181,7 @@ class OrderedScan:
             if any(path not in chunk for chunk in chunks.values()):
                 return None
             is_step = path[0] != "observations"
-            arrays = [chunk.array(path)[mine] for chunk, mine in zip(chunks.values(), places[is_step])]
+            arrays = [chunk.array(path)[mine] for chunk, mine in zip(chunks.values(), rows_in_chunks[is_step])]
             if len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
                 return None
             if arrays[0].dtype == object and any(isinstance(value, Misfit) for array in arrays for value in array):
@@ -203,7 +203,7 @@ class OrderedScan:
         )
 
     def _plain_chunks(self, numbers: Sequence[int]) -> dict[int, Chunk] | None:
-        """Return these chunks; None if their rows differ from those of the episodes, or are too large, or damaged."""
+        """Return these chunks; None if a row cannot be used as it is stored, or if chunks are too large or damaged."""
         leaves = (leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves())
         untyped = {("infos",), *(leaf.path for leaf in leaves if leaf.dtype is None)}
         size, decoded = 0, self._decoded
@@ -239,7 +239,7 @@ class OrderedScan:
                     self._report(number, error)
 
     def _stretches(self, task: _Task) -> Iterator[tuple[list[ChunkSlice], int, int, bool]]:
-        """Yield the pieces of a window without a gap between them, as (pieces, first step, last step, after damage)."""
+        """Yield the readable stretches of a window, as (slices, first step, end, True if after damage)."""
         pieces: list[ChunkSlice] = []
         begin = at = task.start
         after_damage = False
@@ -280,7 +280,7 @@ class OrderedScan:
         return True
 
     def _run(self, task: _Task, pieces: list[ChunkSlice], begin: int, end: int, after_damage: bool) -> StepRuns:
-        """Return one run. after_damage: the observation before its first step is lost, and so is that step."""
+        """Return one run. after_damage: the observation before its first step is lost, so this step is skipped."""
         if after_damage:
             steps = pieces[0].steps
             pieces[0] = pieces[0]._replace(steps=slice(steps.start + 1, steps.stop))
@@ -329,8 +329,8 @@ class OrderedScan:
     def _runs(
         self, numbers: Array, starts: Array, steps: Array, opens: Array, flags: Array, columns: dict[Path, Array]
     ) -> StepRuns:
-        """Return runs. numbers: of their episodes among the wanted ones. starts: their first steps. flags: of the last
-        fragments."""
+        """Return runs. numbers: positions of their episodes in the wanted ones. starts: their first steps. flags: those
+        of their last fragments."""
         closes = starts + steps == self._ends[numbers]
         step_offsets = np.append(0, np.cumsum(steps))
         return StepRuns(
@@ -354,7 +354,7 @@ class OrderedScan:
 
 
 def leaves_of(layout: Layout, tree: object, path: Path) -> dict[Path, Array]:
-    """Return the rows of each leaf of a space; all of them under its own path if they have another structure."""
+    """Return the rows of each leaf of a space; all under the path of the space if they have another structure."""
     if isinstance(layout, Leaf) or isinstance(tree, np.ndarray):
         return {path: np.asarray(tree)}
     keys = range(len(layout.children)) if layout.keys is None else layout.keys
@@ -371,14 +371,14 @@ def _place(path: Path) -> tuple[int, Path]:
 
 
 def _ranges(begins: Array, counts: Array) -> Array:
-    """Return the numbers of ranges, one range after the other."""
+    """Return the numbers in several ranges, concatenated."""
     firsts = np.cumsum(counts) - counts
     found: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
     return found
 
 
 def _moved(order: Array, counts: Array) -> Array:
-    """Return the places of the rows of runs after these were put into another order."""
+    """Return the positions of the rows of runs after the runs were reordered."""
     begins = np.empty(len(order), np.int64)
     begins[order] = np.cumsum(counts[order]) - counts[order]
     return _ranges(begins, counts)

@@ -1,4 +1,4 @@
-"""Writers whose episodes are in the files of another one: the fragment table says which (docs/FORMAT.md, Origins)."""
+"""Writers whose episodes are in the files of another writer (docs/FORMAT.md, Origins)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gym_trace.format.directory import is_writer_id
 from gym_trace.format.fragments import Fragments
 from gym_trace.playback.writer_reader import Share, SharedChunks, WriterReader
 
-_ROWS_AN_ORIGIN = 32  # rows of the limit for the tables of a trace
+_ROWS_PER_ORIGIN = 32  # rows of the budget of a trace that an origin takes
 
 
 def readers_by_origin(stored: WriterReader) -> list[WriterReader]:
-    """Return a reader for each writer whose episodes are in some files: the given one, or one for each origin."""
+    """Return the readers of the episodes in the files of a writer: the given one, or one for each origin."""
     try:
         origins = origins_of(stored.about_or_empty.raw, stored.writer)
-        stored.budget.take(_ROWS_AN_ORIGIN * (len(origins) - origins.count(None)))
+        stored.budget.take(_ROWS_PER_ORIGIN * (len(origins) - origins.count(None)))
     except CorruptTrace as error:
         stored.take_damage(error)
         return [stored]
@@ -43,7 +43,7 @@ def _readers_of(stored: WriterReader, origins: Sequence[Origin | None]) -> list[
     rows_before = _rows_before(stored, bounds, chunks)
     present = np.array([origin is not None for origin in origins])
     weights = np.append(0, np.cumsum((1 + np.diff(bounds)) * present))
-    sizes = np.diff(stored.size * weights // max(1, int(weights[-1])))  # of the files, by number of fragments
+    sizes = np.diff(stored.size * weights // max(1, int(weights[-1])))  # bytes, shared by number of fragments
     shared = SharedChunks()
     readers = []
     for number, origin in enumerate(origins):
@@ -82,7 +82,7 @@ def is_ascending(numbers: Array) -> bool:
 
 
 def origin_problem(fragments: Array | Fragments, origins: Sequence[Origin | None], least: int = 0) -> str:
-    """Return the problem of the fragments of files with these origins; empty if fine. least: the origin before them."""
+    """Return the problem of fragments of these origins; empty if valid. least: the lowest origin that they may have."""
     numbers = origin_numbers(fragments)
     if not is_ascending(numbers) or int(numbers[:1].min(initial=least)) < least:
         return "the fragments of its origins are not in order"

@@ -1,4 +1,4 @@
-"""Steps that are in the ring of a writer and not yet in a batch."""
+"""Steps in the ring of a writer that are not yet in a batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SlabKey = tuple[int, tuple[int, int] | None]
 
 
 class RingTail(NamedTuple):
-    """Steps of a ring that are not yet in a batch, as the chunks that they will become.
+    """Steps in a ring that are not yet in a batch, in the form of chunks.
 
     Attributes:
-        batch: those chunks; None without any.
-        number: of the batch that they belong into.
-        counts: by the number of a batch, how many of its chunks count: not those of a slab that is still in the ring.
+        batch: these chunks; None if there are no steps.
+        number: number of the batch that they will be in.
+        counts: number of chunks to read of each batch: chunks of a slab that is still in the ring are not read.
         slabs: state of each slab, to detect new data.
     """
 
@@ -31,18 +31,18 @@ class RingTail(NamedTuple):
 
     @property
     def actions(self) -> list[Pending]:
-        """Actions without an answer."""
+        """Actions without a result."""
         return self.ring.actions
 
 
 def tail_of(
     files: WriterFiles, image: RingImage | None, batches: Mapping[int, BatchReader], known: RingTail | None = None
 ) -> RingTail:
-    """The end of what a writer has recorded. Raises CorruptTrace, UnsupportedTrace.
+    """Read the steps of a ring that are not in batches. Raises CorruptTrace, UnsupportedTrace.
 
     Args:
-        image: its ring, as it was before the batches were read; None without one.
-        known: what was found before, to be used again where nothing is new.
+        image: the ring, copied before the batches were read; None without one.
+        known: the previous result, which is reused if the ring has not changed.
     """
     counts = {number: len(batch.chunks) for number, batch in batches.items()}
     number = _next_number(files, batches)
@@ -64,12 +64,12 @@ def tail_of(
 
 
 def complete_in(batches: Mapping[int, BatchReader]) -> int:
-    """The number of the last slab that is in batches whole."""
+    """Return the number of the last slab that is completely in batches."""
     return max((batch.slabs.complete for batch in batches.values()), default=0)
 
 
 def is_behind(image: RingImage | None, batches: Mapping[int, BatchReader]) -> bool:
-    """Return True if slabs are neither in these batches nor in the ring: there may be newer batches."""
+    """Return True if slabs are neither in these batches nor in the ring, so that there may be newer batches."""
     if image is None:
         return False
     before = image.slabs[0].sequence - 1 if image.slabs else 0

@@ -14,13 +14,13 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, ColumnDescriptor
 from gym_trace.playback.episode_index import RecordedEpisodes
 
-_HEADERS: frozenset[str | Path] = frozenset(("",))  # the name of no column: of a chunk only its header is fetched
+_HEADERS: frozenset[str | Path] = frozenset(("",))  # no column has this name, so only headers of chunks are fetched
 
 
 class RowType(NamedTuple):
     """Dtype and shape of the rows of a column.
 
-    mixed: whether some of them have another dtype, all of whose values this one holds.
+    mixed: True if some rows have another dtype, which converts to this one exactly.
     """
 
     dtype: np.dtype[Any]
@@ -34,10 +34,10 @@ class RowType(NamedTuple):
 
 
 def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType | None]:
-    """Return the form of each column that has rows; None: values of any type, or of forms that cannot be joined.
+    """Return the type of the rows of each column; None: values of any type, or types that cannot be joined exactly.
 
-    The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
-    Of a trace without steps, what its spaces say. skip: leave out damaged chunks; otherwise raises CorruptTrace.
+    Paths: ("observations", …) and ("actions", …), one per leaf, ("rewards",), ("infos",), ("annotations", name).
+    Columns without rows have the type of their space. skip: skip damaged chunks; otherwise raises CorruptTrace.
     """
     found: dict[Path, RowType | None] = {}
     counts: dict[Path, int] = {}
@@ -47,10 +47,10 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
             chunks += 1
             continue
         counts[column.path] = counts.get(column.path, 0) + 1
-        form = None if column.dtype == MSGPACK else RowType(dtype_from(column.dtype), column.shape)
-        found[column.path] = form if counts[column.path] == 1 else _joined(found[column.path], form)
+        row_type = None if column.dtype == MSGPACK else RowType(dtype_from(column.dtype), column.shape)
+        found[column.path] = row_type if counts[column.path] == 1 else _joined(found[column.path], row_type)
     for path in found:
-        if path[0] == "annotations" and counts[path] < chunks:  # nothing is there in some rows
+        if path[0] == "annotations" and counts[path] < chunks:  # some rows have no value
             found[path] = None
     for reader in trace.readers:
         for leaf in (*reader.layouts.observations.leaves(), *reader.layouts.actions.leaves()):
@@ -60,7 +60,7 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
 
 
 def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[ColumnDescriptor | None]:
-    """Yield the columns with rows in each chunk of these episodes, and None before those of each chunk with steps."""
+    """Yield the columns with rows in each chunk of these episodes; before them None, if the chunk has steps."""
     writers, rows_of = trace.content["writer"], trace.rows
     for number, reader in enumerate(trace.readers):
         mine = np.zeros(len(reader.parts), np.bool_)
@@ -80,13 +80,13 @@ def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[ColumnDescriptor |
 
 
 def _joined(one: RowType | None, other: RowType | None) -> RowType | None:
-    """Return a form that holds the rows of both exactly."""
+    """Return a type that represents the rows of both exactly; None if impossible."""
     if one is None or other is None or one.shape != other.shape:
         return None
     if one.dtype == other.dtype:
         return one
     dtype = np.result_type(one.dtype, other.dtype)
-    exact = all(np.can_cast(form.dtype, dtype, "safe") for form in (one, other))
+    exact = all(np.can_cast(row_type.dtype, dtype, "safe") for row_type in (one, other))
     wide = dtype.kind == "f" and {one.dtype.kind, other.dtype.kind} & set("iu")
     if not exact or (wide and max(one.dtype.itemsize, other.dtype.itemsize) > 4):
         return None

@@ -1,7 +1,7 @@
-"""The one walk over the steps of a trace: blocks of runs of steps, each chunk read once.
+"""Scan the steps of a trace: blocks of runs of steps, each chunk read once.
 
-Statistics, lint, exports, tables and searches take steps from a Scan. It reads ahead from URLs, skips damage, and
-settles what is lost or unknown, so that its callers see only steps and the observations before and after them.
+Statistics, lint, exports, tables and searches take steps from a Scan. It reads ahead from URLs, skips damage, and handles
+lost and unknown observations, so that its callers see only steps and the observations before and after them.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class Scan:
 
     Args:
         content: episodes of a trace or a view: trace.content.
-        columns: names of columns ("observations"), or paths of leaves (("observations", "image")); "starts" adds
-            reset records, in file order.
+        columns: names of columns ("observations"), or paths of leaves (("observations", "image")). With order="file",
+            "starts" adds reset records.
         episodes: (k,) int64, indices of the wanted episodes in content. None: all.
-        order: "file": chunk by chunk as stored, where each episode comes once, however often a view has it. "episode":
-            the episodes in their order in `episodes`, each complete before the next one, with overlap: whole ones
-            together or, if they are long, in windows; one without steps is an empty run. Rows that do not have the
-            structure of their space are under its own path, ("observations",); missing annotations are None.
-        steps: with order="episode", which steps of each episode, as episode[steps]; a list has one slice for each of
+        order: "file": chunk by chunk as stored; an episode comes once, even if a view has it twice. "episode": in the
+            order of `episodes`, each complete before the next one, with overlap; long episodes in windows, and one
+            without steps as an empty run. Rows without the structure of their space are under the path of the
+            space, ("observations",); missing annotations are None.
+        steps: with order="episode", the steps of each episode, as in episode[steps]; a list has one slice for each of
             `episodes`.
-        finals: what becomes of unknown final observations: KEPT, OMITTED (in file order), REPEATED or LEFT_OUT; the
-            last two imply overlap.
-        prefix: False: leave out the steps that a branch has in common with the episode that it was made from.
-        overlap: give every run the observation before its first step, so that a run of k steps has k + 1 observations.
-        on_damage: called with each damaged part of a file, whose steps are skipped. So is the step right after, as its
-            observation is lost. None: raise CorruptTrace.
-        memory: with order="episode", bytes of decoded chunks that are kept.
+        finals: policy for unknown final observations: KEPT, OMITTED (in file order), REPEATED or LEFT_OUT; the last
+            two imply overlap.
+        prefix: False: skip the steps that a branch repeats of the episode it branched from.
+        overlap: True: add the observation before its first step to every run: k steps have k + 1 observations.
+        on_damage: called with each damaged part of a file. Its steps are skipped, and so is the step right after them,
+            whose observation is lost. None: raise CorruptTrace.
+        memory: with order="episode", bytes of decoded chunks in memory.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Scan:
     def _in_file_order(self) -> Iterator[StepRuns]:
         content, wanted = self._content, self._wanted
         flags = {name for path in FLAGS for name in (path[0], path)}
-        index = np.full(int(content.bounds[-1]), -1)  # of each episode of the whole trace, in content
+        index = np.full(int(content.bounds[-1]), -1)  # index in content of each episode of the whole trace
         index[wanted if content.chosen is None else content.chosen[wanted]] = wanted
         for number, reader in enumerate(content.writers):
             mine = index[int(content.bounds[number]) : int(content.bounds[number + 1])]
@@ -140,13 +140,13 @@ def read_chunks(
     first: int = 0,
     asked: Asked | None = None,
 ) -> Iterator[tuple[ChunkRows, Chunk | None]]:
-    """Yield the chunks with wanted episodes in their order, with the fragments in them; the next ones are fetched.
+    """Yield the chunks with wanted episodes in file order, and their fragments, while the next ones are fetched.
 
     Args:
         wanted: mask over the rows of reader.parts. None: all.
         on_damage: called with each damaged chunk, for which None is yielded. None: raise CorruptTrace.
         first: number of the first chunk.
-        asked: columns that the episodes before were asked for: the chunks are ChunkOnDemand then.
+        asked: the columns that were used before; then chunks are ChunkOnDemand.
     """
     blocks = reader.blocks(wanted, first)
     for block in reader.ahead(blocks, columns if asked is None else asked, lambda block: (block.number,)):
@@ -158,7 +158,7 @@ def read_chunks(
                 asked.next_chunk()
                 chunk = ChunkOnDemand(reader, block.number, asked)
             if on_damage is not None:
-                for path in chunk.columns:  # starts are handed on as they are packed
+                for path in chunk.columns:  # starts stay packed
                     chunk.packed(path) if path == STARTS else chunk.array(path)
         except CorruptTrace as error:
             if on_damage is None:
@@ -166,7 +166,7 @@ def read_chunks(
             on_damage(damage_at(reader, block.number, error.problem))
             chunk = None
         yield block, chunk
-        del chunk  # before the next one takes memory
+        del chunk  # free memory before the next chunk is read
 
 
 class _Runs:
@@ -175,11 +175,11 @@ class _Runs:
     def __init__(self, scan: Scan, writer: int, reader: WriterReader, index: Array):
         self._scan, self._writer, self._reader, self._index = scan, writer, reader, index
         self._last_fragments = reader.parts.last
-        self._after_damage = np.zeros(len(reader.parts), np.bool_)  # rows that continue behind a damaged chunk
-        self._last_rows: dict[int, dict[Path, Array]] = {}  # last observations so far of rows that continue
+        self._after_damage = np.zeros(len(reader.parts), np.bool_)  # rows that continue after a damaged chunk
+        self._last_rows: dict[int, dict[Path, Array]] = {}  # latest observation of each row that continues
 
     def skip(self, block: ChunkRows) -> None:
-        """Leave out a damaged chunk."""
+        """Note that a damaged chunk was skipped."""
         self._after_damage[block.rows[block.rows >= 0]] = True
 
     def of(self, block: ChunkRows, chunk: Chunk) -> StepRuns:
@@ -199,7 +199,7 @@ class _Runs:
             lost |= heads & self._after_damage[rows] & ~has_initial
             self._after_damage[rows[rows >= 0]] = False
         opens, is_changed = is_first | lost, bool(lost.any())
-        if is_changed:  # without the observation before it a step is of no use: the observation after it leads
+        if is_changed:  # a step without its observation is skipped: the run begins with the observation after it
             steps -= lost
             step_begins += lost
             first_step += lost
@@ -254,8 +254,8 @@ class _Runs:
             begun = rows[table["flags"] & wire.STARTS > 0].tolist()
             runs.starts = {row: entry for row, entry in zip(begun, chunk.packed(STARTS)[before[2] :]) if row >= 0}
         is_changed |= len(wanted) < len(rows) or branch_prefix > 0
-        in_steps = _Taken(step_begins, steps, wanted, is_changed)
-        in_observations = _Taken(observation_begins, observations, wanted, is_changed)
+        in_steps = _RunRows(step_begins, steps, wanted, is_changed)
+        in_observations = _RunRows(observation_begins, observations, wanted, is_changed)
         for path in chunk.columns:
             if path != STARTS:
                 rows_of = in_observations if path[0] == "observations" else in_steps
@@ -297,11 +297,11 @@ class _Runs:
         runs.has_initial = np.ones(len(runs), np.bool_)
 
 
-class _Taken:
+class _RunRows:
     """Rows of a chunk that are in runs."""
 
     def __init__(self, begins: Array, counts: Array, wanted: Array, is_changed: bool):
-        """begins, counts: of each fragment. wanted: the fragments, in their order here. is_changed: False: all rows."""
+        """begins, counts: rows of each fragment. wanted: the fragments, in order. is_changed: False: take all rows."""
         self._rows: Array | None = None
         if is_changed:
             begins, counts = begins[wanted], counts[wanted]
@@ -326,7 +326,7 @@ def _alike(row: Array | None, rows: Array | None) -> Array | None:
 
 
 def _inserted(rows: Array | None, at: Array, inserted: list[Array | None]) -> Array:
-    """Return rows with others inserted before these positions; objects where their types differ. None: ABSENT."""
+    """Return rows with others inserted before these positions; as objects if their types differ. None: ABSENT."""
     known = [row for row in inserted if row is not None]
     first = known[0] if rows is None else rows
     is_same = all(row.dtype == first.dtype and row.shape[1:] == first.shape[1:] for row in known)

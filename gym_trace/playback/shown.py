@@ -21,7 +21,7 @@ from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_table import EpisodeTable, outcome_codes
 from gym_trace.printable import printable
 
-_NAMED = 3  # environments
+_NAMED = 3  # environments that the description names
 
 
 class Shown(NamedTuple):
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
         return "<" + "\n  ".join([self._title(), *filter(None, self._lines())]) + ">"
 
     def html(self, episode: Callable[[int], Episode], viewer: str = "") -> str:
-        """Return the text, the returns, the first and last episodes, an observed image, if any, and the viewer.
+        """Return HTML with the text, the returns, first and last episodes, an observed image, if any, and the viewer.
 
         Episodes of a view have their index in the whole trace, as on the command line. episode: returns the episode at
         an index.
@@ -60,14 +60,14 @@ class Shown(NamedTuple):
         return f"Trace of {of} in {printable(self.directory)}"
 
     def _lines(self) -> list[str]:
-        """Return three lines; a line about which nothing is known is empty."""
+        """Return three lines; a line without content is empty."""
         table, readers = self.content, self.content.readers
         about = [writer.about_or_empty.environment for writer in readers]
         ids = dict.fromkeys(printable(env.get("id") or env.get("class") or "unnamed") for env in about)
         named = ", ".join([*ids][:_NAMED]) + (" …" if len(ids) > _NAMED else "")
         what = f"{named}: {counted(int(table['steps'].sum()), 'step')} by {counted(len(readers), 'writer')}"
         codes = outcome_codes(table)
-        complete = complete_rows(table, readers) & (not table["first_step"].any())  # parts have parts of returns
+        complete = complete_rows(table, readers) & (not table["first_step"].any())  # parts do not have the whole return
         known, outcomes = spread(table["return"][complete]), tally(codes, list(OUTCOMES))
         recorded = period(table["start_time"], table["end_time"])
         when = [f"recorded {recorded}"] if recorded else []

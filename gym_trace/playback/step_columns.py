@@ -1,4 +1,4 @@
-"""Steps that satisfy a condition, found chunk by chunk."""
+"""Find the steps that satisfy a condition, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_trace.printable import printable
 _NAMED = 8  # parts that an error names
 _BEFORE, _AFTER = "observation", "next_observation"
 _FLAGS = {"terminated": "terminations", "truncated": "truncations"}
-_ROOTS = {  # by the names of columns of steps, those of stored columns
+_ROOTS = {  # name of a column of steps: name of the stored column
     _BEFORE: "observations",
     _AFTER: "observations",
     "action": "actions",
@@ -121,7 +121,7 @@ class _Rows:
             return ConditionColumn("condition", columns[_FLAGS[name],][:, None], ALWAYS)
         if name == "info":
             infos = columns.get(("infos",), ())
-            return _of_any_kind([_within(info, keys) for info in infos]) if len(infos) else self._unknown()
+            return _of_objects([_within(info, keys) for info in infos]) if len(infos) else self._unknown()
         whole: Path = (_ROOTS[name], *keys)
         stored = next((whole[:end] for end in range(len(whole), 0, -1) if whole[:end] in columns), None)
         if stored is None:
@@ -130,11 +130,11 @@ class _Rows:
         if whole[0] == "observations" and rows.dtype == object and self._is_typed(stored):
             rows, unlike = _typed_but_first(rows, block.observation_offsets[:-1])
         if name == _AFTER:
-            rows = _taken(rows, block.rows_after)
+            rows = _rows_at(rows, block.rows_after)
             unknown = block.step_offsets[1:][~block.final_known & (block.lengths > 0)] - 1
         elif name == _BEFORE:
             unknown = np.flatnonzero(np.isin(block.rows_after - 1, unlike)) if len(unlike) else unknown
-            rows = _taken(rows, block.rows_after - 1)
+            rows = _rows_at(rows, block.rows_after - 1)
         shape = rows.shape[1:]
         for key in keys[len(stored) - 1 :]:
             if not isinstance(key, int) or rows.ndim < 2 or not -rows.shape[1] <= key < rows.shape[1]:
@@ -167,7 +167,7 @@ def _typed_but_first(rows: Array, firsts: Array) -> tuple[Array, Array]:
     return rows, np.empty(0, np.int64)
 
 
-def _taken(rows: Array, at: Array) -> Array:
+def _rows_at(rows: Array, at: Array) -> Array:
     """Return rows at these ascending positions; a view if they are contiguous."""
     first, last = int(at[0]), int(at[-1])
     return rows[first : last + 1] if last - first == len(at) - 1 else rows.take(at, axis=0)
@@ -179,7 +179,7 @@ def _without(column: ConditionColumn, rows: Array) -> ConditionColumn:
         return column
     known, data = np.broadcast_to(column.known, column.data.shape).copy(), column.data
     known[rows] = False
-    if data.dtype.kind == "f":  # so that isnan() does not find them
+    if data.dtype.kind == "f":  # a NaN would match isnan()
         data = data.copy()
         data[rows] = 0
     return column._replace(data=data, known=known)
@@ -188,7 +188,7 @@ def _without(column: ConditionColumn, rows: Array) -> ConditionColumn:
 def _column_of(rows: Array) -> ConditionColumn:
     """Return rows as a column, (rows, values of a row)."""
     if rows.dtype == object:
-        return _of_any_kind(rows)
+        return _of_objects(rows)
     data = rows.reshape(len(rows), -1)
     if data.dtype.kind == "b":
         return ConditionColumn("condition", data, np.broadcast_to(ALWAYS, data.shape))
@@ -197,13 +197,13 @@ def _column_of(rows: Array) -> ConditionColumn:
     return numbers(data, np.broadcast_to(ALWAYS, data.shape))
 
 
-def _of_any_kind(values: Iterable[Any]) -> ConditionColumn:
+def _of_objects(values: Iterable[Any]) -> ConditionColumn:
     column = factorized(values)
     return column._replace(data=column.data[:, None], known=column.known[:, None])
 
 
 def _within(value: Any, keys: list[Any]) -> Any:
-    """Return what is under these keys; None if there is nothing."""
+    """Return the value under these keys; None if missing."""
     for key in keys:
         try:
             value = value[key] if isinstance(value, dict) or isinstance(key, int) else None

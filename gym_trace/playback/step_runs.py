@@ -1,4 +1,4 @@
-"""Runs of steps as columns: what a Scan yields."""
+"""Runs of steps as columns, the blocks of a Scan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gym_trace.playback.writer_reader import WriterReader
 OnDamage = Callable[[Damage], None]
 
 # Policies for an unknown last observation of an episode (Episode.has_final_observation is False).
-KEPT = "kept"  # the stored placeholder is handed on
-OMITTED = "omitted"  # it is left out: its run has one observation less
-REPEATED = "repeated"  # the observation before it stands in
-LEFT_OUT = "left out"  # the step that led to it is left out; a terminated step stays, as with REPEATED
+KEPT = "kept"  # return the stored placeholder
+OMITTED = "omitted"  # return one observation less
+REPEATED = "repeated"  # repeat the observation before it
+LEFT_OUT = "left out"  # skip the step that led to it; if that is terminated, as with REPEATED
 
 STARTS = ("starts",)
 FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
@@ -34,14 +34,13 @@ class StepRuns:
     """n runs of steps, each of one episode, column by column. A longer episode continues in a later block.
 
     Attributes:
-        reader: reader of the writer that recorded them all. writer: its index in content.readers.
+        reader: reader of the writer of all runs. writer: its index in content.readers.
         row: (n,) int64, row of the episode in reader.parts.
-        episode: (n,) int64, index of the episode in the content that is scanned.
+        episode: (n,) int64, index of the episode in the scanned content.
         first_step: (n,) int64, index in the whole episode of the first step of a run.
         has_initial: (n,) bool, True if the first observation of a run is the one before its first step. False: that one
             was the last of a run in an earlier block. With overlap=True, it is True for all.
-        opens: (n,) bool, True if no earlier block had the steps right before: the first run of an episode, or the first
-            one after damage.
+        opens: (n,) bool, True for the first run of an episode, and for the first one after damage.
         closes: (n,) bool, True for the last run of an episode.
         final_known: (n,) bool, False if a run ends with the unknown final observation of its episode.
         terminated, truncated: (n,) bool, flags of the last step of a run.
@@ -51,7 +50,7 @@ class StepRuns:
             ("annotations", name), ("terminations",), ("truncations",). Values of any type are objects; an annotation
             that a row lacks is ABSENT. Columns without rows are left out. Read-only: they are shared with the chunk.
         starts: packed reset records of the episodes that begin here, by row of reader.parts.
-        branch_prefix: number of steps that the episodes repeat from another one, and that are left out.
+        branch_prefix: number of skipped steps that the episodes repeat of the episode they branched from.
     """
 
     reader: WriterReader
@@ -86,7 +85,7 @@ class StepRuns:
 
     @property
     def starts_at(self) -> Array:
-        """(n,) int64, index of the first step of a run among the steps of its episode that a whole scan gives."""
+        """(n,) int64, index of the first step of a run among the scanned steps of its episode."""
         first: Array = self.reader.parts.column("first_step", self.row)
         return self.first_step - np.maximum(first, self.branch_prefix)
 
@@ -110,7 +109,7 @@ class StepRuns:
         return after
 
     def offsets(self, path: Path) -> Array:
-        """Return where the rows of each run begin in a column, with one element more."""
+        """Return the offsets of the rows of each run in a column, (n + 1,) int64."""
         return self.observation_offsets if path[0] == "observations" else self.step_offsets
 
     def each(self) -> Iterator[StepRuns]:

@@ -1,1 +1,1 @@
-"""Batches for training: windows, transitions and whole episodes, drawn from decoded rows."""
+"""Batches for training: windows, transitions and whole episodes, sampled from decoded rows."""

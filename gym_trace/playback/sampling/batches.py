@@ -1,4 +1,4 @@
-"""Batches: an iterator over an order of windows, transitions or episodes, which knows its place and can be shared."""
+"""Batches: an iterator over windows, transitions or episodes that can be saved, restored and shared."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned
 from gym_trace.playback.scan import OnDamage
 from gym_trace.printable import printable
 
-Make = Callable[[DecodedRows, int], Items]  # with a seed
-Store = Callable[[DecodePlan], DecodedRows]  # decodes and keeps the rows of all episodes of a plan. Raises CorruptTrace
+Make = Callable[[DecodedRows, int], Items]  # (rows, seed)
+Store = Callable[[DecodePlan], DecodedRows]  # decodes the rows of all episodes of a plan. Raises CorruptTrace
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Order:
         if self.most_steps is not None:
             check_positive(most_steps=self.most_steps)
         if self.cache not in ("auto", "memory", "disk", None):
-            raise InvalidOption(f'cache={self.cache!r}: pass "auto", "memory", "disk", or None to keep nothing')
+            raise InvalidOption(f'cache={self.cache!r}: pass "auto", "memory", "disk", or None to stream')
         if self.weights is not None and not self.replacement:
             raise InvalidOption("weights: need replacement=True")
-        known = self.replacement and self.weights is None and self.cache in ("auto", "memory")
-        if self.follow is not None and not known:
+        can_follow = self.replacement and self.weights is None and self.cache in ("auto", "memory")
+        if self.follow is not None and not can_follow:
             raise InvalidOption('follow: needs cache="auto" or "memory", replacement=True and no weights')
         if self.most_steps is not None and self.follow is None:
             raise InvalidOption("most_steps: needs follow; otherwise select episodes: trace[-100:]")
@@ -98,7 +98,7 @@ class Batches:
         plan: DecodePlan | None,
         on_damage: OnDamage | None,
     ):
-        """plan: plan of the trace; None: it may be empty so far. on_damage: called with skipped damage; None: raise it.
+        """plan: plan of the trace; None: made later, as the trace may be empty. on_damage: as in Scan.
 
         Raises InvalidOption if there is nothing to sample.
         """
@@ -107,18 +107,18 @@ class Batches:
         self._number = self._epoch = 0
         self._rank, self._world_size = 0, 1
         self._worker, self._workers = 0, 1
-        self._made_of: Items | None = None
+        self._items: Items | None = None
         self._tree: SumTree | None = None
         self._read_at = -np.inf
         self._plan = plan
         if plan is not None:
-            self._weighted(self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1])))
+            self._set_weights(self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1])))
 
     def refresh(self) -> None:
         """Take in newly recorded data. Raises CorruptTrace, InvalidOption."""
         self._read_at = time.monotonic()
         self.trace.refresh()
-        self._made_of = self._plan = None
+        self._items = self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made_of": None, "_plan": None}
@@ -127,14 +127,14 @@ class Batches:
         made: Any = self._make
         keywords = ", ".join(f"{name}={value}" for name, value in getattr(made, "keywords", {}).items())
         kind = f"{getattr(made, 'func', made).__name__.lower()}({keywords})"
-        place = f"next is batch {self._number} of epoch {self._epoch}"
+        position = f"next is batch {self._number} of epoch {self._epoch}"
         share = f", share {self._rank} of {self._world_size}" if self._world_size > 1 else ""
         of = f"{printable(self.trace.directory)}, seed {self._order.seed}"
-        return f"<{type(self).__name__} of {self.batch_size} {kind} of {of}; {place}{share}>"
+        return f"<{type(self).__name__} of {self.batch_size} {kind} of {of}; {position}{share}>"
 
     @property
-    def _drawn(self) -> Items:
-        if self._made_of is None:
+    def _decoded_items(self) -> Items:
+        if self._items is None:
             trace, roots = self.trace, self._order.roots
             try:
                 rows = self._store(self._plan or planned(trace, roots, self._on_damage))
@@ -142,9 +142,9 @@ class Batches:
                 if self._on_damage is None:
                     raise
                 rows = self._store(DecodePlan(trace, roots, self._on_damage))
-            self._made_of, self._plan = self._made(rows), None
-            self._weighted(self._made_of)
-        return self._made_of
+            self._items, self._plan = self._made(rows), None
+            self._set_weights(self._items)
+        return self._items
 
     def _made(self, rows: DecodedRows) -> Items:
         made = self._make(rows, self._order.seed)
@@ -156,7 +156,7 @@ class Batches:
         problem = "no episode is long enough" if len(self.trace.content) else "the trace or view has no episodes"
         return InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
 
-    def _weighted(self, made: Items) -> None:
+    def _set_weights(self, made: Items) -> None:
         weights = self._order.weights
         if weights is not None and (self._tree is None or self._tree.items != made.items):
             self._tree = SumTree(made.weights(weights, self.trace.content["steps"]))
@@ -164,7 +164,7 @@ class Batches:
     @property
     def items(self) -> int:
         """Number of windows, transitions or episodes to sample from."""
-        return self._drawn.items
+        return self._decoded_items.items
 
     def __len__(self) -> int:
         return -(-self.items // self.batch_size)
@@ -187,14 +187,14 @@ class Batches:
         begin = number * self.batch_size
         end = begin + self.batch_size if self._order.replacement else min(begin + self.batch_size, self.items)
         apart = self.batch_size * self._world_size * self._workers
-        return self._drawn.batch(begin, end, self._order.replacement, epoch, self._tree, apart)
+        return self._decoded_items.batch(begin, end, self._order.replacement, epoch, self._tree, apart)
 
     def take(self, items: Array) -> Batch:
-        """Return the batch of these items, (n,) int64, each from 0 to .items - 1. Raises IndexError."""
+        """Return the batch of these items, (n,) int64, each from 0 to items - 1. Raises IndexError."""
         chosen = np.asarray(items, np.int64)
         if len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.items:
             raise IndexError(f"items are from 0 to {self.items - 1}")
-        return self._drawn.of(chosen, chosen)
+        return self._decoded_items.of(chosen, chosen)
 
     def update_priorities(self, index: Array, priorities: Array) -> None:
         """Change the weights of items. index: as in batches. priorities: (n,), finite and not negative.
@@ -206,7 +206,7 @@ class Batches:
         self._tree.update(index, priorities)
 
     def share(self, rank: int, world_size: int) -> None:
-        """Take the share of one of several processes; together they have the whole. Raises InvalidOption."""
+        """Restrict these batches to the share of one of several processes. Raises InvalidOption."""
         if not 0 <= rank < world_size:
             raise InvalidOption(f"rank={rank}, world_size={world_size}: pass a rank of 0 to world_size - 1")
         self._rank, self._world_size = rank, world_size
@@ -227,7 +227,7 @@ class Batches:
         return {"number": self._number, "epoch": self._epoch, "seed": seed, "items": self.items, **weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raise InvalidOption if the state is of another order."""
+        """Continue at a saved position. Raises InvalidOption if the state has another seed or number of items."""
         if (state.get("seed"), state.get("items")) != (self._order.seed, self.items):
             raise InvalidOption("state_dict: from batches with another seed or of other episodes")
         self._number, self._epoch = int(state["number"]), int(state["epoch"])

@@ -1,4 +1,4 @@
-"""Items of batches: windows, transitions and whole episodes, located and gathered in decoded rows."""
+"""Items of batches: windows, transitions and whole episodes. Find their rows, and gather them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Gather = Callable[[Array], Any]
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 _AHEAD = 1 << 12  # items per lookup: below this, the overhead of calls dominates
 _STRATEGIES = ("future", "final", "random")
-_CHOICE, _GOAL = 0x1D, 0x2E  # separate the random numbers of Hindsight
+_CHOICE, _GOAL = 0x1D, 0x2E  # change the seed, so that the random numbers of Hindsight are independent
 
 
 class _Ahead(NamedTuple):
-    """Batches looked up in advance: each has `size` items, at positions that are `apart`."""
+    """Batches looked up in advance. Each has `size` items; the distance between their positions is `apart`."""
 
     order: int | None
     begin: int
@@ -98,7 +98,7 @@ class Items:
         raise NotImplementedError
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
-        """Return the piece of each item, and the first step of the item in the episode."""
+        """Return the slice of each item, and the first step of the item in the episode."""
         raise NotImplementedError
 
     def weights(self, given: Array, steps: Array) -> Array:
@@ -119,7 +119,7 @@ class Items:
         return weights
 
     def gathered(self, steps: Gather, **others: Gather) -> Batch:
-        """Return all columns. others: how the columns of these names are gathered, if not like other rows of steps."""
+        """Return all columns. others: functions for columns that are not gathered like steps, by name."""
         batch: Batch = {}
         columns = self.rows.columns
         for name in ("observations", "next_observations", "actions", "rewards", "terminations", "truncations"):
@@ -129,8 +129,8 @@ class Items:
                 batch[name] = put_together(layout, [gather(array) for array in arrays])
             elif (name,) in columns:
                 batch[name] = gather(columns[name,])
-        if notes := {path[1]: steps(array) for path, array in columns.items() if path[0] == "annotations"}:
-            batch["annotations"] = notes
+        if annotations := {path[1]: steps(array) for path, array in columns.items() if path[0] == "annotations"}:
+            batch["annotations"] = annotations
         if ("infos",) in columns:
             batch["infos"] = steps(columns["infos",])
         return batch
@@ -158,13 +158,13 @@ class Windows(Items):
         highest = rows.whole - 1 if span[1] else np.maximum(rows.whole - length, rows.repeated)
         from_, until = rows.own.T + rows.offset
         from_ = np.where(from_ > 0, from_, self._lowest)
-        self._number = -(-(from_ - self._lowest) // stride)  # of the first that begins here
+        self._number = -(-(from_ - self._lowest) // stride)  # number of the first window that begins here
         counts = np.maximum((np.minimum(until - 1, highest) - self._lowest) // stride + 1 - self._number, 0)
         if strict_length and not any(span):
             counts[rows.whole - rows.repeated < length] = 0
         counts[rows.whole == rows.repeated] = 0
         self._length, self._stride = length, stride
-        self._views: dict[tuple[int, int], Array] = {}  # by the id of an array that stays, and length
+        self._views: dict[tuple[int, int], Array] = {}  # by id of an array that is never freed, and length
         self._ends = np.cumsum(counts)
         self._stretch = Stretch(self._ends)
         self._begins = self._ends - counts
@@ -179,7 +179,7 @@ class Windows(Items):
         return self._placed(piece, start - self.rows.offset[piece], end - start, places)
 
     def _placed(self, piece: Array, start: Array, counts: Array, places: Array) -> Found:
-        """Do the work of find() for given windows; start counts from the first step that is here."""
+        """Return find() of these windows. start: counted from the first decoded step."""
         rows = self.rows
         found = {"at": rows.steps[piece] + start, "seen": rows.seen[piece] + start, "counts": counts, "place": places}
         if rows.known is not None:  # number of steps that led to a known observation
@@ -247,11 +247,11 @@ def _padded(array: Array, starts: Array, counts: Array, length: int) -> Array:
     """Gather `length` rows from each start; only the first counts rows are real, the others zeros, or None."""
     steps = np.arange(length)
     if len(array):
-        taken: Array = array[starts[:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)]
+        gathered: Array = array[starts[:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)]
     else:
-        taken = np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
-    taken[steps >= counts[:, None]] = None if array.dtype == object else np.zeros((), array.dtype)
-    return taken
+        gathered = np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
+    gathered[steps >= counts[:, None]] = None if array.dtype == object else np.zeros((), array.dtype)
+    return gathered
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -285,9 +285,9 @@ class Hindsight:
     Attributes:
         strategy: source of the goal: a later observation of the episode ("future"), its last one ("final"),
             or any observation ("random").
-        reward_fn: ``reward_fn(achieved_goal, desired_goal, infos)`` with arrays of n rows, achieved_goal that of the
-            next observation; returns (n,) rewards. infos: (n,) dicts if they are among the columns, otherwise None. For
-            example ``env.unwrapped.compute_reward`` of Gymnasium-Robotics.
+        reward_fn: ``reward_fn(achieved_goal, desired_goal, infos)`` with arrays of n rows, achieved_goal is that of
+            the next observation; returns (n,) rewards. infos: (n,) dicts if they are among the columns, otherwise None.
+            Example: ``env.unwrapped.compute_reward`` of Gymnasium-Robotics.
         ratio: share of the transitions that get another goal; the others stay as recorded.
     """
 
@@ -344,7 +344,7 @@ class Transitions(Items):
         self._stretch = Stretch(ends)
         item = rows.own[:, 0] - ends + counts
         # For each piece, what to add to an item to get its step, the row of that, the row before it, and first_step.
-        self._more = np.stack(
+        self._shifts = np.stack(
             [item + rows.offset, item + rows.steps, item + rows.seen, item + rows.offset + rows.begin], axis=1
         )
         super().__init__(rows, int(counts.sum()), seed)
@@ -354,8 +354,8 @@ class Transitions(Items):
     def find(self, items: Array, places: Array) -> Found:
         rows = self.rows
         piece = self._stretch.find(items)
-        more = self._more.take(piece, axis=0)
-        at, seen, first = items + more[:, 1], items + more[:, 2], items + more[:, 3]
+        shifts = self._shifts.take(piece, axis=0)
+        at, seen, first = items + shifts[:, 1], items + shifts[:, 2], items + shifts[:, 3]
         ahead = self._ahead_of(at, piece)
 
         def frames(seen: Array) -> Array:
@@ -373,16 +373,16 @@ class Transitions(Items):
         return found | {"discount": self._discounts[ahead], "episode": rows.episode[piece], "first_step": first}
 
     def gather(self, found: Found) -> Batch:
-        def taken(name: str) -> Gather:
+        def rows_at(name: str) -> Gather:
             return lambda array: array.take(found[name], axis=0)
 
         batch = self.gathered(
-            taken("at"),
-            observations=taken("observations"),
-            next_observations=taken("next_observations"),
+            rows_at("at"),
+            observations=rows_at("observations"),
+            next_observations=rows_at("next_observations"),
             rewards=lambda array: self._rewards(array, found["at"], found["ahead"]),
-            terminations=taken("last"),
-            truncations=taken("last"),
+            terminations=rows_at("last"),
+            truncations=rows_at("last"),
         )
         if "known" in found:
             batch["next_observation_mask"] = found["known"].copy()
@@ -392,7 +392,7 @@ class Transitions(Items):
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
         piece = self._stretch.find(items)
-        return piece, items + self._more[piece, 0]
+        return piece, items + self._shifts[piece, 0]
 
     def _ahead_of(self, at: Array, piece: Array) -> Array:
         """Return the steps of each transition: n_steps, fewer at the end of an episode or after a terminated step."""
@@ -409,8 +409,8 @@ class Transitions(Items):
 
     def _rewards(self, rewards: Array, at: Array, ahead: Array) -> Array:
         if self._n_steps == 1:
-            taken: Array = rewards[at]
-            return taken
+            single: Array = rewards[at]
+            return single
         steps = np.arange(self._n_steps)
         several = rewards[np.minimum(at[:, None] + steps, len(rewards) - 1)].astype(np.float64)
         weights = np.where(steps < ahead[:, None], self._discounts[:-1], 0.0)

@@ -34,8 +34,8 @@ class Moments:
     """Statistics of the rows of a column, element by element.
 
     Attributes:
-        count: how many rows.
-        mean, std, min, max: float64 arrays of the shape of a row; std is that of the rows, not of a larger population.
+        count: number of rows.
+        mean, std, min, max: float64 arrays of the shape of a row; std divides by count, not by count - 1.
     """
 
     count: int
@@ -46,43 +46,47 @@ class Moments:
 
 
 def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]:
-    """Return moments, with the structure of the spaces. Those of a whole trace are cached.
+    """Return moments, with the structure of the spaces. The moments of a whole trace are cached.
 
     Raises CorruptTrace, and TraceError if the writers have different spaces.
     """
     layouts, content = agreed_layouts(trace), trace.content
-    known_forms = chosen_forms(row_types(trace), roots)
-    forms = {path: form for path, form in known_forms.items() if form is not None and form.dtype.kind in "biuf"}
+    row_type_of = chosen_forms(row_types(trace), roots)
+    numeric = {
+        path: row_type
+        for path, row_type in row_type_of.items()
+        if row_type is not None and row_type.dtype.kind in "biuf"
+    }
     described = json.dumps(
-        [_VERSION, str(trace.directory), [[[*path], *form[:2]] for path, form in forms.items()]], default=str
+        [_VERSION, str(trace.directory), [[[*path], *row_type[:2]] for path, row_type in numeric.items()]], default=str
     )
     file = default_root() / hashlib.sha256(described.encode()).hexdigest()[:32] / _FILE
     episodes = identified(content, trace.readers, content["steps"])
-    over = content["outcome"] != "running"
-    known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _empty(form) for path, form in forms.items()}
+    is_finished = content["outcome"] != "running"
+    known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _empty(row_type) for path, row_type in numeric.items()}
     is_whole = trace.whole is trace
     if is_whole:
-        known, sums = _found(file, episodes[over], known, sums)
+        known, sums = _found(file, episodes[is_finished], known, sums)
     is_new = known.places(episodes) < 0
-    _add(content, is_new & over, sums)
-    if is_whole and (is_new & over).any():
-        _keep(file, episodes[over], sums)
-    _add(content, is_new & ~over, sums)
-    return _structured(layouts, roots, {path: _result(moments, forms[path]) for path, moments in sums.items()})
+    _add(content, is_new & is_finished, sums)
+    if is_whole and (is_new & is_finished).any():
+        _keep(file, episodes[is_finished], sums)
+    _add(content, is_new & ~is_finished, sums)
+    return _structured(layouts, roots, {path: _result(moments, numeric[path]) for path, moments in sums.items()})
 
 
-def _empty(form: RowType) -> RunningMoments:
-    return RunningMoments(math.prod(form.shape), finite_only=False)
+def _empty(row_type: RowType) -> RunningMoments:
+    return RunningMoments(math.prod(row_type.shape), finite_only=False)
 
 
-def _result(moments: RunningMoments, form: RowType) -> Moments | None:
-    """Return moments of rows of this form; None without rows."""
+def _result(moments: RunningMoments, row_type: RowType) -> Moments | None:
+    """Return moments with the shape of a row; None without rows."""
     columns = (moments.mean, moments.std, moments.least, moments.largest)
-    return Moments(moments.rows, *(column.reshape(form.shape) for column in columns)) if moments.rows else None
+    return Moments(moments.rows, *(column.reshape(row_type.shape) for column in columns)) if moments.rows else None
 
 
 def _add(content: EpisodeIndex, chosen: Array, sums: dict[Path, RunningMoments]) -> None:
-    """Add the rows of chosen episodes; those that a view has several times are added as often."""
+    """Add the rows of chosen episodes; an episode that a view has twice is added twice."""
     whole, episodes = content.whole_indices, np.flatnonzero(chosen & (content["steps"] > 0))
     while len(episodes):
         _, firsts = np.unique(whole[episodes], return_index=True)
@@ -99,8 +103,8 @@ def _structured(layouts: Layouts, roots: frozenset[str], found: dict[Path, Momen
         if root in roots:
             result[root] = layout.join(iter([found.get(leaf.path) for leaf in layout.leaves()]))
     result |= {str(path[0]): moments for path, moments in found.items() if len(path) == 1 and path[0] not in result}
-    notes = {str(path[1]): moments for path, moments in found.items() if path[0] == "annotations"}
-    return result | ({"annotations": notes} if notes else {})
+    annotations = {str(path[1]): moments for path, moments in found.items() if path[0] == "annotations"}
+    return result | ({"annotations": annotations} if annotations else {})
 
 
 # -- cached -----------------------------------------------------------------------------------------------------------
@@ -109,11 +113,11 @@ def _structured(layouts: Layouts, roots: frozenset[str], found: dict[Path, Momen
 def _found(
     file: FilePath, episodes: Array, known: Known, sums: dict[Path, RunningMoments]
 ) -> tuple[Known, dict[Path, RunningMoments]]:
-    """Return what is cached if it belongs to these episodes; otherwise the arguments."""
+    """Return the cached episodes and sums if they are of these episodes; otherwise known and sums."""
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as cached:
         table = cached["episodes"]
-        there = Known(episodes)
-        if table.dtype == CACHE_KEY and (there.places(table) >= 0).all():
+        wanted = Known(episodes)
+        if table.dtype == CACHE_KEY and (wanted.places(table) >= 0).all():
             found = {}
             for number, (path, empty) in enumerate(sums.items()):
                 found[path] = moments = RunningMoments(len(empty.mean), finite_only=False)
@@ -130,7 +134,7 @@ _NAMES = ("mean", "squared_deviations", "least", "largest")
 
 
 def _keep(file: FilePath, episodes: Array, sums: dict[Path, RunningMoments]) -> None:
-    """Cache moments, if possible: they can be computed again."""
+    """Cache moments. Ignores errors, as moments can be computed again."""
     arrays = {f"{name}{number}": getattr(one, name) for number, one in enumerate(sums.values()) for name in _NAMES}
     counts = np.array([one.rows for one in sums.values()], np.int64)
     with suppress(OSError):

@@ -16,12 +16,12 @@ from gym_trace.playback.sampling.store import Disk, Growing, decoded, default_ro
 from gym_trace.playback.sampling.stream import Stream
 from gym_trace.playback.scan import OnDamage
 
-Kind = tuple[Make, "tuple[int, int] | None"]  # how items are made, and how many steps before and after they reach
+Kind = tuple[Make, "tuple[int, int] | None"]  # function that makes items, and the steps that they need before and after
 TRAJECTORIES: Kind = Trajectories, None
 
 
 def windows(length: int, strict_length: bool, span: bool | tuple[bool, bool], stride: int, sampling: str) -> Kind:
-    """Return windows, as Trace.windows() describes them. Raises InvalidOption."""
+    """Check the arguments of Trace.windows(), and return its kind of items. Raises InvalidOption."""
     check_positive(length=length, stride=stride)
     if sampling not in ("steps", "episodes"):
         raise InvalidOption(f'sampling={sampling!r}: pass "steps" or "episodes"')
@@ -33,7 +33,7 @@ def windows(length: int, strict_length: bool, span: bool | tuple[bool, bool], st
 
 
 def transitions(trace: RecordedEpisodes, n_steps: int, gamma: float, n_frames: int, goals: Hindsight | None) -> Kind:
-    """Return transitions, as Trace.transitions() describes them. Raises InvalidOption."""
+    """Check the arguments of Trace.transitions(), and return its kind of items. Raises InvalidOption."""
     check_positive(n_steps=n_steps, n_frames=n_frames)
     if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma <= 1:
         raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
@@ -59,7 +59,7 @@ def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDama
         if trace.whole is not trace:
             raise InvalidOption("follow: views do not grow; follow the whole trace")
         return Batches(trace, order, make, Growing(order.most_steps).rows, None, on_damage)
-    trace = copy(trace)  # whose episodes stay the same when the caller refreshes
+    trace = copy(trace)  # a refresh by the caller does not change the copy
     plan = planned(trace, order.roots, on_damage)
     if cache == "auto":
         cache = "memory" if plan.held + plan.size <= order.cache_bytes else None

@@ -1,4 +1,4 @@
-"""Decode the rows of many episodes, one after the other: all of a trace, or parts of it."""
+"""Decode the rows of many episodes: all of a trace, or parts of it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
 
-Allocate = Callable[[Path, int, RowType | None], Array]  # makes an array for N rows of a column
+Allocate = Callable[[Path, int, RowType | None], Array]  # returns an array for N rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
 _FEW = 8  # mean rows per run below which rows are copied one by one
-_VALUE_BYTES = 64  # estimate for a value of any kind
-_PIECE_BYTES = 192  # estimate of what a run of steps takes in DecodedRows and Items, without its rows
+_VALUE_BYTES = 64  # estimate for a value of any type
+_PIECE_BYTES = 192  # estimate for a run of steps in DecodedRows and Items, without its rows
 
 
 class EpisodeSlices(NamedTuple):
-    """Runs of steps of some episodes, whose indices ascend; integer arrays with one element per run.
+    """Runs of steps of some episodes, in ascending order of episodes; integer arrays with one element per run.
 
-    episode: its place. offset: its first step. lengths: number of steps. low, high: the range of them to sample from,
-    counted from the offset; windows also cover the others.
+    episode: index of the episode. offset: first step. lengths: number of steps. low, high: the range of steps to sample
+    from, counted from the offset; windows may also cover the other steps.
     """
 
     episode: Array
@@ -46,19 +46,19 @@ class EpisodeSlices(NamedTuple):
 
 
 class DecodedRows(NamedTuple):
-    """Decoded rows of n pieces of episodes. The parts of an episode around damage count as episodes.
+    """Decoded rows of n slices of episodes. The parts of an episode around damage count as episodes.
 
     Attributes:
-        columns: by path, the rows of all pieces, with one observation more for each. Values of any kind are objects,
+        columns: by path, the rows of all slices, with one observation more for each. Values of any type are objects,
             missing ones None.
-        layouts: of observations and actions.
+        layouts: layouts of observations and actions.
         episode: (n,) index in the trace. whole: (n,) steps of the episode. begin: (n,) its first step; not 0 after
             damage.
-        offset: (n,) first step that is here, counted from begin. lengths: (n,) number of steps that are here.
-        steps, seen: (n,) the rows of that first step, and of the observation before it.
-        own: (n, 2) the range of these steps to sample from; others belong to a neighbour or repeat another episode.
+        offset: (n,) first decoded step, counted from begin. lengths: (n,) number of decoded steps.
+        steps, seen: (n,) row of the first decoded step, and of the observation before it.
+        own: (n, 2) range of steps to sample from; the others belong to a neighbour or repeat another episode.
         repeated: (n,) steps at the beginning of the episode that repeat another one.
-        known: (n,) bool, False if the last observation is unknown, and the one before is repeated. None: all are known.
+        known: (n,) bool, False if the last observation is unknown: the one before is repeated. None: all are known.
     """
 
     columns: dict[Path, Array]
@@ -76,21 +76,21 @@ class DecodedRows(NamedTuple):
 
 
 class DecodePlan:
-    """Positions of the rows of a trace in its chunks, to decode any part of it, reading each chunk once.
+    """Positions of the rows of a trace in its chunks. Decodes any part of it, reading each chunk once.
 
     Attributes:
-        directory: of the trace. readers: of its writers.
-        forms: form of each wanted column; None: values of any kind.
+        directory: directory of the trace. readers: readers of its writers.
+        row_types: type of the rows of each wanted column; None: values of any type.
         table: columns of the episodes, or of their parts around damage.
-        first: (episodes + 1,) int64, where the steps of each episode begin among all. A last step that led to an
-            unknown observation and did not terminate the episode is left out.
-        repeated: (episodes,) how many steps at its begin repeat the episode that it branches from.
+        first: (episodes + 1,) int64, offset of the steps of each episode in all steps. A last step is skipped if it led
+            to an unknown observation and did not terminate the episode.
+        repeated: (episodes,) number of steps at the start of each that repeat the episode it branched from.
         step_bytes: approximate size of a decoded step.
         held: bytes of the plan itself.
     """
 
     def __init__(self, trace: RecordedEpisodes, roots: frozenset[str], on_damage: OnDamage | None = None):
-        """on_damage: called with damage, which is searched for in all chunks, and skipped. None: raises CorruptTrace.
+        """on_damage: called with all damage, which is skipped; reads all chunks. None: raises CorruptTrace.
 
         Raises TraceError if the writers have different spaces.
         """
@@ -116,7 +116,7 @@ class DecodePlan:
         if not known.all():
             shorter = _without_end(self.readers, writer, steps, known, rows)
             steps[shorter] -= 1
-            known = known.copy()  # the table is the user's
+            known = known.copy()  # the table belongs to the user
             known[shorter] = True
         self._known = None if known.all() else known
         self.first = np.append(0, np.cumsum(steps))
@@ -126,15 +126,15 @@ class DecodePlan:
         self._stored = None if is_whole else writer.astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
         for number, reader in enumerate(self.readers):
-            places = np.flatnonzero(writer == number)
-            while len(places):  # an episode that a view has several times is stored once for each
-                mine = places
+            indices = np.flatnonzero(writer == number)
+            while len(indices):  # one _Writer per repetition: a view may have an episode several times
+                mine = indices
                 if not is_whole:
-                    _, firsts = np.unique(rows[places], return_index=True)
-                    mine = places[np.sort(firsts)]
+                    _, firsts = np.unique(rows[indices], return_index=True)
+                    mine = indices[np.sort(firsts)]
                 cut = rows[mine[np.isin(mine, shorter)]]
                 self._writers.append(_Writer(reader, rows[mine], mine, self.first, cut))
-                places = places[:0] if is_whole else np.setdiff1d(places, mine)
+                indices = indices[:0] if is_whole else np.setdiff1d(indices, mine)
 
     @property
     def total(self) -> int:
@@ -147,7 +147,7 @@ class DecodePlan:
         return self.size_of(self.total, len(self.first) - 1)
 
     def size_of(self, steps: int, pieces: int) -> int:
-        """Return approximately how many bytes this number of steps takes, decoded, in runs."""
+        """Return the approximate bytes of this number of decoded steps, in this number of slices."""
         seen = sum(it.row_size for path, it in self.forms.items() if it is not None and path[0] == "observations")
         return steps * self.step_bytes + pieces * (seen + _PIECE_BYTES)
 
@@ -157,12 +157,12 @@ class DecodePlan:
         own: int = sum(array.nbytes for array in arrays if array is not None)
         return own + sum(writer.held for writer in self._writers)
 
-    def place(self, episodes: Array) -> Array:
-        """Return the index in the trace of these episodes, or of those whose parts they are."""
+    def trace_indices(self, episodes: Array) -> Array:
+        """Return the indices in the trace of these episodes, or of the episodes that they are parts of."""
         return episodes if self._parts is None else self._parts[0][episodes]
 
     def distinct(self) -> tuple[Array, Array]:
-        """Return places in order that have each episode of a view once; and for each episode the index of its place."""
+        """Return the distinct episodes of a view, in order; and for each episode its position in them."""
         if self._stored is None:
             return (everything := np.arange(len(self.first) - 1)), everything
         _, firsts, again = np.unique(self._stored, return_index=True, return_inverse=True)
@@ -171,40 +171,40 @@ class DecodePlan:
         rank[order] = np.arange(len(order))
         return firsts[order], rank[again]
 
-    def episodes(self, places: Array | range | None = None) -> EpisodeSlices:
-        """All steps of these episodes, whose places ascend. None: of all."""
-        places = range(len(self.first) - 1) if places is None else places
-        places = np.arange(places.start, places.stop) if isinstance(places, range) else places
-        lengths = self.first[places + 1] - self.first[places]
-        none = np.zeros_like(places)
-        return EpisodeSlices(places, none, lengths, none, lengths)
+    def episodes(self, indices: Array | range | None = None) -> EpisodeSlices:
+        """Return all steps of these episodes, whose indices ascend. None: all episodes."""
+        indices = range(len(self.first) - 1) if indices is None else indices
+        indices = np.arange(indices.start, indices.stop) if isinstance(indices, range) else indices
+        lengths = self.first[indices + 1] - self.first[indices]
+        none = np.zeros_like(indices)
+        return EpisodeSlices(indices, none, lengths, none, lengths)
 
     def blocks(
         self, steps: int, back: int, ahead: int, most: int | None = None
     ) -> Iterator[Callable[[], EpisodeSlices]]:
-        """Yield all steps in blocks of at most `steps` steps that are stored together: whole chunks. A larger chunk is
-        cut into parts of at most `most` steps (None: steps). back and ahead add neighbouring steps of the episodes.
+        """Yield all steps in blocks of at most `steps` steps in whole chunks. A larger chunk is cut into parts of at
+        most `most` steps (None: steps). back and ahead add neighbouring steps of the episodes.
 
-        A block is a function that returns its pieces: those of all blocks together take more memory than the plan.
+        A block is a function that returns its slices, because all slices together take more memory than the plan.
         """
         for writer in self._writers:
             for span in writer.spans(steps, steps if most is None else most):
                 yield partial(self._block, writer, span, back, ahead)
 
     def _block(self, writer: _Writer, span: _Span, back: int, ahead: int) -> EpisodeSlices:
-        place, low, high = writer.steps_of(span)
-        lengths = self.first[place + 1] - self.first[place]
+        index, low, high = writer.steps_of(span)
+        lengths = self.first[index + 1] - self.first[index]
         offset = np.maximum(low - back, 0)
-        return EpisodeSlices(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
+        return EpisodeSlices(index, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
 
-    def decode(self, pieces: Sequence[EpisodeSlices], room: Allocate) -> DecodedRows:
-        """The rows of pieces. room: called once for each column. Raises CorruptTrace."""
+    def decode(self, pieces: Sequence[EpisodeSlices], allocate: Allocate) -> DecodedRows:
+        """Return the rows of these slices. allocate: called once for each column. Raises CorruptTrace."""
         episode, offset, lengths, low, high = (np.concatenate(column) for column in zip(*pieces))
         steps = np.cumsum(lengths) - lengths
         seen = steps + np.arange(len(lengths))
         total = int(lengths.sum())
         columns = {
-            path: room(path, total + len(lengths) * (path[0] == "observations"), form)
+            path: allocate(path, total + len(lengths) * (path[0] == "observations"), form)
             for path, form in self.forms.items()
         }
         done = 0
@@ -225,16 +225,16 @@ class DecodePlan:
         return found
 
     def rows(self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array) -> DecodedRows:
-        """Columns with the rows of these pieces. steps, seen: where those of each begin."""
+        """Return columns as the rows of these slices. steps, seen: first row of steps and of observations of each."""
         episode, repeated = pieces.episode, self.repeated[pieces.episode]
         low = np.minimum(np.maximum(pieces.low, repeated - pieces.offset), pieces.high)
         own = np.stack([low, pieces.high], axis=1)
         whole = self.first[episode + 1] - self.first[episode]
         begin = np.zeros_like(episode) if self._parts is None else self._parts[1][episode]
         known = None if self._known is None else self._known[episode] | (pieces.offset + pieces.lengths < whole)
-        place, offset, lengths = self.place(episode), pieces.offset, pieces.lengths
+        index, offset, lengths = self.trace_indices(episode), pieces.offset, pieces.lengths
         return DecodedRows(
-            columns, self.layouts, place, whole, offset, lengths, steps, seen, own, begin, repeated, known
+            columns, self.layouts, index, whole, offset, lengths, steps, seen, own, begin, repeated, known
         )
 
 
@@ -246,7 +246,7 @@ def agreed_layouts(trace: RecordedEpisodes) -> Layouts:
 
 
 def chosen_forms(forms: dict[Path, RowType | None], roots: frozenset[str]) -> dict[Path, RowType | None]:
-    """Return the forms of the columns of these names ("annotations.value" is one annotation), and of flags.
+    """Return the types of the columns of these names ("annotations.value" is one annotation), and of flags.
 
     Raises InvalidOption for annotations that the trace does not have.
     """
@@ -258,7 +258,7 @@ def chosen_forms(forms: dict[Path, RowType | None], roots: frozenset[str]) -> di
 
 
 def _without_end(readers: list[WriterReader], writer: Array, steps: Array, known: Array, rows: Array) -> Array:
-    """Return the places of the episodes that lose their last step: it led to an unknown observation and did not
+    """Return the indices of the episodes without their last step: it led to an unknown observation and did not
     terminate them."""
     shorter = np.flatnonzero(~known & (steps > 0))
     terminated = np.zeros(len(shorter), np.bool_)
@@ -270,7 +270,7 @@ def _without_end(readers: list[WriterReader], writer: Array, steps: Array, known
 
 
 def planned(trace: RecordedEpisodes, roots: frozenset[str], on_damage: OnDamage | None) -> DecodePlan:
-    """Make a plan that searches for damage only if some is known. Raises CorruptTrace without on_damage."""
+    """Make a plan; look for damage in all chunks only if some is known. Raises CorruptTrace without on_damage."""
     try:
         return DecodePlan(trace, roots)
     except CorruptTrace:
@@ -280,7 +280,7 @@ def planned(trace: RecordedEpisodes, roots: frozenset[str], on_damage: OnDamage 
 
 
 class _Span(NamedTuple):
-    """Consecutive steps of a writer as they are stored: those of fragments begin to end, from low to high."""
+    """Consecutive steps of a writer in file order: low to high of the steps of fragments begin to end."""
 
     begin: int
     end: int
@@ -291,44 +291,44 @@ class _Span(NamedTuple):
 class _Writer:
     """Positions of the rows of one writer, by fragment."""
 
-    def __init__(self, reader: WriterReader, rows: Array, places: Array, first: Array, cut: Array):
-        """cut: the rows of episodes that do without their last step."""
+    def __init__(self, reader: WriterReader, rows: Array, indices: Array, first: Array, cut: Array):
+        """cut: the rows of episodes without their last step."""
         self._reader, parts = reader, reader.parts
         place_type = np.dtype(np.int32 if len(first) <= np.iinfo(np.int32).max else np.int64)
         place_of = np.full(len(parts) + 1, -1, place_type)
-        place_of[rows] = places
+        place_of[rows] = indices
         sizes = np.diff(parts.first)
         own, heads = parts.fragments, parts.first[:-1]
         opens = np.zeros(len(own), np.bool_)
         opens[heads] = True
         first_step_lost = np.repeat(parts.first_step_lost, sizes)
-        place = np.repeat(place_of[:-1], sizes)
+        index = np.repeat(place_of[:-1], sizes)
         count = len(reader.fragments)
         self._place = np.full(count, -1, place_type)
-        self._place[own] = place
-        self._skipped = np.zeros(count, np.bool_)  # True: its first step is skipped
+        self._place[own] = index
+        self._skipped = np.zeros(count, np.bool_)  # True: the first step of the fragment is skipped
         self._skipped[own[opens & first_step_lost]] = True
-        self._cut = np.zeros(count, np.bool_)  # and its last one
+        self._cut = np.zeros(count, np.bool_)  # True: its last step is skipped
         self._cut[parts.last_of(cut)] = True
         steps = reader.fragments.steps[own]
         before = np.cumsum(steps, dtype=np.int64)
         before -= steps
         before -= np.repeat(before[heads], sizes)
         before -= first_step_lost & ~opens
-        before += first[place]
-        self._at = np.zeros(count, np.int64)  # its first step among all
+        before += first[index]
+        self._at = np.zeros(count, np.int64)  # offset of its first step in all steps
         self._at[own] = before
         self._first = first
-        taken = np.flatnonzero(self._place >= 0)
-        chunks = np.searchsorted(reader.chunk_bounds, taken, side="right") - 1
-        self._low = np.full(reader.chunk_count, np.iinfo(np.int64).max)  # of each chunk, the places of its episodes
+        present = np.flatnonzero(self._place >= 0)
+        chunks = np.searchsorted(reader.chunk_bounds, present, side="right") - 1
+        self._low = np.full(reader.chunk_count, np.iinfo(np.int64).max)  # lowest and highest episode of each chunk
         self._high = np.full(reader.chunk_count, -1)
-        np.minimum.at(self._low, chunks, self._place[taken])
-        np.maximum.at(self._high, chunks, self._place[taken])
+        np.minimum.at(self._low, chunks, self._place[present])
+        np.maximum.at(self._high, chunks, self._place[present])
 
     @property
     def held(self) -> int:
-        """Bytes of its arrays, and of what a reader keeps of its fragments to make them."""
+        """Bytes of its arrays, and of the columns of fragments that the reader cached to make them."""
         arrays = self._place, self._skipped, self._cut, self._at, self._low, self._high
         own: int = sum(array.nbytes for array in arrays)
         return own + 8 * len(self._place)
@@ -350,46 +350,47 @@ class _Writer:
             yield _Span(head, int(ends.searchsorted(end)), begin - int(ends[head]), end - int(ends[head]))
 
     def steps_of(self, span: _Span) -> tuple[Array, Array, Array]:
-        """Return the ascending episodes of a span, with begin and end of their steps."""
+        """Return the episodes of a span, ascending, and begin and end of their steps."""
         count = self._count(span.begin, span.end)
         mine = np.flatnonzero((self._place[span.begin : span.end] >= 0) & (count > 0))
         fragments, count = span.begin + mine, count[mine]
-        place = self._place[fragments].astype(np.int64)
-        low = self._at[fragments] - self._first[place]
+        index = self._place[fragments].astype(np.int64)
+        low = self._at[fragments] - self._first[index]
         at = np.cumsum(count) - count
         from_, until = low + np.maximum(span.low - at, 0), low + np.minimum(span.high - at, count)
-        order = np.argsort(place, kind="stable")
-        places, heads = np.unique(place[order], return_index=True)
-        return places, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
+        order = np.argsort(index, kind="stable")
+        indices, heads = np.unique(index[order], return_index=True)
+        return indices, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
 
     def fill(self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array) -> None:
-        """Copy its rows of these pieces. steps, seen: their first rows. Raises CorruptTrace."""
+        """Copy the rows of this writer into columns. steps, seen: first rows of each slice. Raises CorruptTrace."""
         episode, offset, lengths = pieces[:3]
         head, last = int(episode[0]), int(episode[-1])
         roots = frozenset(str(path[0]) for path in columns)
         numbers: Iterator[int] = iter(np.flatnonzero((self._low <= last) & (self._high >= head)).tolist())
         for number in self._reader.ahead(numbers, roots, lambda number: (number,)):
             begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
-            place = self._place[begin:end]
-            found = np.minimum(np.searchsorted(episode, place), len(episode) - 1)
-            which = np.flatnonzero(episode[found] == place)
+            index = self._place[begin:end]
+            found = np.minimum(np.searchsorted(episode, index), len(episode) - 1)
+            which = np.flatnonzero(episode[found] == index)
             piece = found[which]
             at, count = self._at[begin:end][which], self._count(begin, end)[which]
-            from_ = self._first[place[which]] + offset[piece]  # among all steps, where the piece begins
+            from_ = self._first[index[which]] + offset[piece]  # offset of the slice in all steps
             low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])
             flags = self._reader.fragments.flags[begin + which]
-            lead = (flags & wire.LEADS > 0) | self._skipped[begin:end][which]  # its first row is the observation before
-            # Observations lie behind the step that led to them: of steps low to high those from low + 1 to high.
-            low_seen = np.where(lead & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
+            # True: the first row of a fragment is the observation before its first step.
+            has_initial = (flags & wire.LEADS > 0) | self._skipped[begin:end][which]
+            # An observation follows the step that led to it: steps low to high have observations low + 1 to high.
+            low_seen = np.where(has_initial & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
             high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1
             if not ((high > low) | (high_seen > low_seen)).any():
                 continue
             o, s = self._reader.offsets(number)
             in_steps = s[:-1][which] + self._skipped[begin:end][which]
             of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
-            in_seen = o[:-1][which] - ~lead
+            in_seen = o[:-1][which] - ~has_initial
             of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
-            ends = (high == at + count) & (high > low)  # the last step of the fragment is there
+            ends = (high == at + count) & (high > low)  # the last step of the fragment is in the slice
             for flag, bit in _FLAGS.items():
                 if flag in columns:
                     columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True
@@ -410,7 +411,7 @@ def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:
 
 
 class _Run(NamedTuple):
-    """Consecutive rows of a chunk, and what to add to get their decoded rows."""
+    """Consecutive rows of a chunk. shift: what to add to get their decoded rows."""
 
     begin: int
     end: int
@@ -418,7 +419,7 @@ class _Run(NamedTuple):
 
 
 def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:
-    """Join rows that stay together. targets: where the row of each begin goes."""
+    """Join ranges that are contiguous in the chunk and in the result. targets: decoded row of each begin."""
     some = ends > begins
     begins, ends = begins[some], ends[some]
     shifts = targets[some] - begins
@@ -431,7 +432,7 @@ def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:
 
 def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
     if not runs or path not in chunk:
-        return  # a chunk may have no annotations and infos
+        return  # some chunks have no annotations or infos
     column = chunk.columns[path]
     if chunk.is_delta_encoded(path) and out.dtype.str == column.dtype and len(runs) == 1:
         [run] = runs
@@ -453,7 +454,7 @@ def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
 
 
 def in_memory(path: Path, rows: int, form: RowType | None) -> Array:
-    """Room for a column in ordinary memory."""
+    """Allocate a column in ordinary memory."""
     if form is None:
         return np.full(rows, None, object)
     if path in _FLAGS:

@@ -30,8 +30,8 @@ from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
 _INDEX = "index.npz"
-_OURS = re.compile("[0-9a-f]{32}")
-_AT_ONCE = 1 << 22  # bytes read at a time for a checksum
+_CACHE_NAME = re.compile("[0-9a-f]{32}")
+_BLOCK_BYTES = 1 << 22  # bytes read at a time for a checksum
 _NAMES = ("writer", "episode_id", "first_step", "steps")
 CACHE_KEY = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
 _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
@@ -47,11 +47,11 @@ def decoded(plan: DecodePlan) -> DecodedRows:
 def default_root() -> FilePath:
     """Return the cache directory, made if missing: $GYM_TRACE_CACHE, or the user's.
 
-    Raises InvalidOption where others could replace its files, which are believed, and written to by name.
+    Raises InvalidOption if other users could replace its files, because these are trusted.
     """
     given = os.environ.get("GYM_TRACE_CACHE")
     root = FilePath(given or FilePath(os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache") / "gym-trace")
-    with suppress(OSError):  # reported where it is written to
+    with suppress(OSError):  # writing to it will report the error
         os.makedirs(root, mode=0o700, exist_ok=True)
         if why := shared_with_others(root):
             raise InvalidOption(f"{root}: {why}; set GYM_TRACE_CACHE to a directory that only you can write to")
@@ -62,7 +62,7 @@ def default_root() -> FilePath:
 class Disk:
     """Raw columns in files, in one directory below root per trace, extended when the trace has grown.
 
-    limit: bytes of all directories; the least recently used are removed.
+    limit: bytes of all directories; the least recently used ones are removed.
     """
 
     root: FilePath
@@ -71,36 +71,39 @@ class Disk:
     def rows(self, plan: DecodePlan) -> DecodedRows:
         """Return the rows of all episodes, mapped into memory. Raises CorruptTrace, OSError."""
         forms = [[list(path), form.dtype.str, list(form.shape)] for path, form in plan.forms.items() if form]
-        said = json.dumps([_VERSION, str(plan.directory), forms])
-        directory = self.root / hashlib.sha256(said.encode()).hexdigest()[:32]
+        described = json.dumps([_VERSION, str(plan.directory), forms])
+        directory = self.root / hashlib.sha256(described.encode()).hexdigest()[:32]
         os.makedirs(directory, exist_ok=True)
-        os.chmod(directory, 0o700)  # who may open it could keep its lock
+        os.chmod(directory, 0o700)  # another user who can open it could hold its lock
         with _locked(directory):
-            kept, episodes = _Kept(directory, plan), identified(plan.table, plan.readers, np.diff(plan.first))
+            stored, episodes = (
+                _CacheDirectory(directory, plan),
+                identified(plan.table, plan.readers, np.diff(plan.first)),
+            )
             places, _ = plan.distinct()
-            missing = places[kept.known.places(episodes[places]) < 0]
+            missing = places[stored.known.places(episodes[places]) < 0]
             if len(missing):
-                self._make_room(directory, plan.size)
-                kept.add(plan, episodes, missing)
+                self._evict(directory, plan.size)
+                stored.add(plan, episodes, missing)
             os.utime(directory)
-            return kept.rows(plan, episodes)
+            return stored.rows(plan, episodes)
 
     def check(self, plan: DecodePlan) -> None:
-        """Raise InvalidOption for columns of values of any kind."""
+        """Raise InvalidOption for columns without a dtype."""
         for path, form in plan.forms.items():
             if form is None:
                 column = "/".join(map(str, path))
                 raise InvalidOption(f'{column}: object values need cache="memory"; omit the column or pass it')
 
-    def _make_room(self, mine: FilePath, needed: int) -> None:
-        ours = (path for path in self.root.iterdir() if _OURS.fullmatch(path.name))
-        others = sorted((*_used_and_size(path), path) for path in ours if path != mine)
-        kept = sum(size for _, size, _ in others)
+    def _evict(self, mine: FilePath, needed: int) -> None:
+        caches = (path for path in self.root.iterdir() if _CACHE_NAME.fullmatch(path.name))
+        others = sorted((*_used_and_size(path), path) for path in caches if path != mine)
+        used = sum(size for _, size, _ in others)
         for _, size, path in others:
-            if kept + needed <= self.limit:
+            if used + needed <= self.limit:
                 break
-            shutil.rmtree(path, ignore_errors=True)  # processes that have mapped it keep it
-            kept -= size
+            shutil.rmtree(path, ignore_errors=True)  # processes that have mapped its files can still read them
+            used -= size
 
 
 @contextmanager
@@ -116,16 +119,16 @@ def _locked(directory: FilePath) -> Iterator[None]:
 
 
 def _used_and_size(directory: FilePath) -> tuple[float, int]:
-    """Return when a cache was used last, and its bytes; zeros if another process removes it."""
+    """Return the time of last use and the bytes of a cache; zeros if another process removes it."""
     with suppress(OSError), os.scandir(directory) as entries:
         return directory.stat().st_mtime, sum(entry.stat().st_size for entry in entries)
     return 0.0, 0
 
 
 def identified(table: Columns, readers: Sequence[WriterReader], steps: Array) -> Array:
-    """Return the key of each episode; its writer is a number that is the same in all processes.
+    """Return the cache key of each episode. Its "writer" is a hash that is the same in all processes.
 
-    steps: (episodes,) number of steps that are decoded.
+    steps: (episodes,) number of decoded steps.
     """
     writer = table["writer"]
     found = np.zeros(len(table), CACHE_KEY)
@@ -140,7 +143,7 @@ def identified(table: Columns, readers: Sequence[WriterReader], steps: Array) ->
 
 
 class Known:
-    """The kept episodes, and where their rows are. table: CACHE_KEY rows."""
+    """The cached episodes, and where their rows are. table: CACHE_KEY rows."""
 
     def __init__(self, table: Array):
         self.table = table
@@ -157,7 +160,7 @@ class Known:
         return int(ends[0]), int(ends[1]) + bool(len(table))
 
     def following(self, episodes: Array) -> Array:
-        """Return the episodes with rows after those that exist."""
+        """Return these episodes with positions after all existing rows."""
         at, seen = self.ends()
         new = episodes.copy()
         new["at"] = at + np.cumsum(new["steps"]) - new["steps"]
@@ -170,10 +173,10 @@ class Known:
         return plan.rows(columns, plan.episodes(places), found["at"].copy(), found["seen"].copy())
 
 
-class _Kept:
-    """Content of a cache directory: one file per column, and an index of the episodes.
+class _CacheDirectory:
+    """A cache directory: one file per column, and an index of the episodes.
 
-    Rows after the last episode of the index come from a killed process.
+    Rows after the last episode of the index were written by a killed process.
     """
 
     def __init__(self, directory: FilePath, plan: DecodePlan):
@@ -181,7 +184,7 @@ class _Kept:
         self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
         self._forms = {path: form for path, form in plan.forms.items() if form is not None}
         self.known = Known(np.zeros(0, CACHE_KEY))
-        self._added = np.zeros((0, len(self._files)), _ADDED)  # per addition and file
+        self._added = np.zeros((0, len(self._files)), _ADDED)  # one row per add(), one column per file
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
             with np.load(directory / _INDEX) as index:
                 table, added, stamps = (index[name] for name in ("episodes", "added", "stamps"))
@@ -189,7 +192,7 @@ class _Kept:
                 self.known, self._added = Known(table), added
 
     def _checks(self, added: Array, stamps: Array) -> bool:
-        """Return True if the files are as written: their stamps are unchanged, or all checksums match."""
+        """Return True if no file was changed: its stamp is the same, or all checksums match."""
         for number, file in enumerate(self._files.values()):
             with open(file, "rb") as opened:
                 if _stamp(opened) == stamps[number].tolist():
@@ -204,7 +207,7 @@ class _Kept:
         new = self.known.following(episodes[missing])
         mapped: dict[Path, tuple[Array, int]] = {}
 
-        def room(path: Path, rows: int, form: RowType | None) -> Array:
+        def allocate(path: Path, rows: int, form: RowType | None) -> Array:
             assert form is not None
             begin = (seen if path[0] == "observations" else at) * form.row_size
             with open(self._files[path], "ab") as file:
@@ -214,7 +217,7 @@ class _Kept:
             mapped[path] = array, begin
             return array
 
-        plan.decode([plan.episodes(missing)], room)
+        plan.decode([plan.episodes(missing)], allocate)
         added, stamps = np.zeros(len(self._files), _ADDED), np.zeros((len(self._files), 3), np.int64)
         for number, (path, file) in enumerate(self._files.items()):
             array, begin = mapped[path]
@@ -257,7 +260,7 @@ def _checksum(file: Any, begin: int, end: int) -> int:
     crc = 0
     file.seek(begin)
     while begin < end:
-        block = file.read(min(_AT_ONCE, end - begin))
+        block = file.read(min(_BLOCK_BYTES, end - begin))
         if not block:
             return -1
         crc, begin = zlib.crc32(block, crc), begin + len(block)
@@ -265,7 +268,7 @@ def _checksum(file: Any, begin: int, end: int) -> int:
 
 
 class Growing:
-    """Rows in memory of a trace that is being recorded: episodes are added and dropped, and decoded only once.
+    """Rows of a live trace in memory: new episodes are added, old ones dropped, and each is decoded once.
 
     most_steps: keep the episodes that started last, up to this number of steps; at least one. None: all.
     """
@@ -299,25 +302,25 @@ class Growing:
         new = self._known.following(episodes[missing])
         at, seen = self._known.ends()
 
-        def taken(path: Path, rows: int, form: RowType | None) -> Array:
+        def allocate(path: Path, rows: int, form: RowType | None) -> Array:
             begin = seen if path[0] == "observations" else at
             part: Array = self._columns[path][begin : begin + rows]
             part[...] = in_memory(path, 1, form)[0] if form is None or part.dtype == np.bool_ else part
             return part
 
-        plan.decode([plan.episodes(missing)], taken)
+        plan.decode([plan.episodes(missing)], allocate)
         self._known = Known(np.append(self._known.table, new))
 
     def _move(self, plan: DecodePlan, wanted: Array, more: int) -> None:
         """Copy the wanted episodes to arrays of twice the size that they and `more` rows need."""
         here = self._known.places(wanted)
-        kept = self._known.table[here[here >= 0]]
-        moved = Known(np.zeros(0, CACHE_KEY)).following(kept)
-        rows = 2 * (int(kept["steps"].sum()) + len(kept) + more)
+        staying = self._known.table[here[here >= 0]]
+        moved = Known(np.zeros(0, CACHE_KEY)).following(staying)
+        rows = 2 * (int(staying["steps"].sum()) + len(staying) + more)
         columns = {path: in_memory(path, rows, form) for path, form in plan.forms.items()}
         for path, array in columns.items():
             name, extra = ("seen", 1) if path[0] == "observations" else ("at", 0)
-            counts = (kept["steps"] + extra).tolist()
-            for before, after, count in zip(kept[name].tolist(), moved[name].tolist(), counts):
+            counts = (staying["steps"] + extra).tolist()
+            for before, after, count in zip(staying[name].tolist(), moved[name].tolist(), counts):
                 array[after : after + count] = self._columns[path][before : before + count]
         self._columns, self._known = columns, Known(moved)

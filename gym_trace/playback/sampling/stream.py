@@ -1,11 +1,11 @@
-"""Batches of a trace that is larger than its memory budget: parts of it are decoded in shuffled order.
+"""Batches of a trace that is larger than the memory budget: parts of it are decoded in shuffled order.
 
-Blocks are runs of steps in whole chunks, or of episodes. An epoch takes them in shuffled order, several at a time:
-their items are shuffled, while a thread decodes the next blocks.
+A block is a run of steps in whole chunks, or of episodes. An epoch decodes blocks in shuffled order, in groups. The
+items of a group are shuffled, while a thread decodes the next groups.
 
-Batch k is the same for any number of workers that take turns. Consecutive batches then belong to different workers,
-which would all decode the same blocks. So, if memory allows, batches come from several strands in turn, each with
-blocks of its own.
+Batch k is the same for any number of workers. Consecutive batches belong to different workers, which would all decode
+the same blocks. Therefore, if memory allows, batches come from several strands in turn, and each strand has blocks of
+its own.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from gym_trace.playback.scan import OnDamage
 
 _AT_ONCE = 2  # shares of the memory: one to sample from, one to decode in the background
 _STRANDS = 12, 4, 2, 1  # numbers of workers that can share the decoding without repetition
-_MIXED = 8  # min blocks of a group, if there are several strands
-_BLOCKS = _STRANDS[0] * _MIXED
+_MIN_GROUP = 8  # min blocks of a group, if there are several strands
+_BLOCKS = _STRANDS[0] * _MIN_GROUP
 _LEAST_BLOCKS = 4  # per trace and rank
-_LEAST_BYTES = 3 << 19  # per block; larger than most chunks, which smaller blocks would decode repeatedly
+_LEAST_BYTES = 3 << 19  # per block; larger than most chunks, because smaller blocks would decode a chunk repeatedly
 _MOST_BYTES = 32 << 20  # a chunk up to this size is always decoded whole; recorders write smaller ones
 
 
 class _Epoch(NamedTuple):
-    """Groups of blocks in their order, where the items of each end among all, and the number of batches.
+    """Groups of blocks in order; ends of their items in all items; the number of batches.
 
-    Batches come from several strands in turn, each of which has a part of the groups.
+    Batches come from several strands in turn. Each strand has a part of the groups.
     """
 
     groups: list[Array]
@@ -50,9 +50,9 @@ class _Epoch(NamedTuple):
     strands: int
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return which batch comes at this turn, counted strand after strand, and the one after the last of its strand.
+        """Return the batch of this turn, counted strand after strand, and the end of the batches of its strand.
 
-        The last one, which may have fewer items, comes last.
+        The last batch, which may have fewer items, also has the last turn.
         """
         each, longer = divmod(self.batches, self.strands)
         shorter = self.strands - longer
@@ -67,7 +67,7 @@ class _Epoch(NamedTuple):
 class _Blocks(NamedTuple):
     """The blocks of a trace for one rank, as functions that return their pieces.
 
-    counts: number of items of each block. at_once: blocks of a group. ahead: True if the next groups fit into memory.
+    counts: number of items of each block. at_once: blocks per group. ahead: True if memory also holds the next groups.
     """
 
     plan: DecodePlan
@@ -81,8 +81,8 @@ class _Blocks(NamedTuple):
 class Stream(Batches):
     """Batches in bounded memory.
 
-    Every item comes once per epoch; with replacement, epochs never end. Only the items in memory, from blocks all over
-    the trace, are shuffled together.
+    Every item comes once per epoch; with replacement, epochs repeat. Only the items in memory are shuffled together;
+    they come from blocks all over the trace.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Stream(Batches):
                 largest = max(largest, plan.size_of(int(pieces.lengths.sum()), len(pieces.episode)))
                 counts[number] = self._make(_without_columns(plan, pieces), self._order.seed).items
             held = max(1, min(share // largest, -(-len(blocks) // self._world_size)))
-            strands = next(strands for strands in _STRANDS if held >= strands * _MIXED or strands == 1)
+            strands = next(strands for strands in _STRANDS if held >= strands * _MIN_GROUP or strands == 1)
             # While a block is decoded, its chunks take about as much again.
             ahead = largest * (_AT_ONCE + 1) <= budget
             self._cut = _Blocks(plan, blocks, counts, held // strands, strands, ahead)
@@ -175,7 +175,8 @@ class Stream(Batches):
         order = self._epoch_of(epoch)
         place, _ = order.place(number)
         begin, end = place * self.batch_size, min((place + 1) * self.batch_size, int(order.ends[-1]))
-        left_out = self.batch_size * (self._workers * self._own_strands(order) // order.strands - 1)  # by other workers
+        # items of other workers
+        others = self.batch_size * (self._workers * self._own_strands(order) // order.strands - 1)
         found = []
         which = order.group(begin)
         while begin < end:
@@ -183,7 +184,7 @@ class Stream(Batches):
             until = min(end, int(order.ends[which]))
             if begin < until:
                 low, high = begin - before, until - before
-                apart = high - low + left_out
+                apart = high - low + others
                 found.append(self._group(number, epoch, which).batch(low, high, False, epoch, apart=apart))
             begin, which = until, which + 1
         return joined(found)
@@ -193,7 +194,7 @@ class Stream(Batches):
         raise InvalidOption('items by their number: not supported when streaming; pass cache="disk" or "memory"')
 
     def _group(self, number: int, epoch: int, which: int) -> Items:
-        """Return a group of a batch, decoded, while a thread decodes those of the next batches."""
+        """Return a decoded group of a batch. A thread decodes the groups of the next batches."""
         order = self._epoch_of(epoch)
         wanted = [which, *self._next(order, which, number)]
         if not self._held.keys() >= {(epoch, group) for group in wanted}:
@@ -211,7 +212,7 @@ class Stream(Batches):
         return self._held[epoch, which].result()
 
     def _next(self, order: _Epoch, which: int, number: int) -> list[int]:
-        """Return the group after one in the strand of a batch, if there is memory for it."""
+        """Return the next group in the strand of a batch as a list; an empty one if memory does not suffice."""
         end = min(order.place(number)[1] * self.batch_size, int(order.ends[-1]))
         return [which + 1] if self._blocks().ahead and order.ends[which] < end else []
 
@@ -225,6 +226,6 @@ class Stream(Batches):
 
 
 def _without_columns(plan: DecodePlan, pieces: EpisodeSlices) -> DecodedRows:
-    """Return rows without columns, before they are decoded."""
+    """Return rows without columns: enough to count items."""
     none = np.zeros_like(pieces.episode)
     return plan.rows({}, pieces, none, none)

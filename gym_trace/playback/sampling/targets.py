@@ -1,6 +1,6 @@
 """Value targets of batches of windows: returns to go, GAE, n-step returns, V-trace.
 
-Arrays are those of trace.windows(): rewards, terminations, truncations and mask (batch, steps); values of the
+Arrays come from trace.windows(): rewards, terminations, truncations and mask (batch, steps); values of the
 observations (batch, steps + 1). Results are 0 where mask is False. Values are bootstrapped at the end of a window and
 after a truncation, but not after a termination. Sums are float64.
 """
@@ -22,9 +22,9 @@ def returns_to_go(
     values: Any2D | None = None,
     mask: Any2D | None = None,
 ) -> Array:
-    """(batch, steps): the discounted rewards from each step on, to the end of its episode or window.
+    """Return (batch, steps): the discounted rewards from each step to the end of its episode or window.
 
-    values: values to bootstrap from; None: 0.
+    values: values to bootstrap from; None: zeros.
     """
     rewards = np.asarray(rewards, np.float64)
     known = np.zeros((len(rewards), rewards.shape[1] + 1)) if values is None else np.asarray(values, np.float64)
@@ -40,7 +40,7 @@ def gae(
     lam: float = 0.95,
     mask: Any2D | None = None,
 ) -> tuple[Array, Array]:
-    """Generalized advantage estimates (Schulman et al., 2016): (advantages, returns), (batch, steps) each.
+    """Return generalized advantage estimates (Schulman et al., 2016): (advantages, returns), (batch, steps) each.
 
     returns: advantages + values, the targets of the values.
 
@@ -64,28 +64,28 @@ def n_step_returns(
     gamma: float = 0.99,
     mask: Any2D | None = None,
 ) -> Array:
-    """(batch, steps): the discounted rewards of n steps and the value behind them; of fewer where an episode ends."""
+    """Return (batch, steps): the discounted rewards of n steps, and the value after them; fewer at episode ends."""
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
-    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
-    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
+    terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
+    is_real = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
     steps = rewards.shape[1]
     found = np.zeros_like(rewards)
-    weight, open_ = np.ones_like(rewards), kept.copy()
+    weight, open_ = np.ones_like(rewards), is_real.copy()
     at = np.arange(steps)
     for k in range(n_steps):
         here = np.minimum(at + k, steps - 1)
-        there = (at + k < steps) & kept[:, here]
+        there = (at + k < steps) & is_real[:, here]
         # Where the steps of the window end before n there is the value behind the last of them.
         ended = open_ & ~there
         found += np.where(ended, weight * values[:, np.minimum(at + k, steps)], 0.0)
         open_ &= there
         found += np.where(open_, weight * rewards[:, here], 0.0)
         weight = weight * gamma
-        ends = open_ & (terminated[:, here] | cut[:, here])
+        ends = open_ & (terminated[:, here] | truncated[:, here])
         found += np.where(ends & ~terminated[:, here], weight * values[:, here + 1], 0.0)
         open_ &= ~ends
     found += np.where(open_, weight * values[:, np.minimum(at + n_steps, steps)], 0.0)
-    return np.where(kept, found, 0.0)
+    return np.where(is_real, found, 0.0)
 
 
 def vtrace(
@@ -101,18 +101,18 @@ def vtrace(
     mask: Any2D | None = None,
     next_values: Any2D | None = None,
 ) -> tuple[Array, Array]:
-    """V-trace (Espeholt et al., 2018): (targets of the values, advantages of the policy), (batch, steps) each.
+    """Return V-trace (Espeholt et al., 2018): (targets of the values, advantages of the policy), (batch, steps) each.
 
-    With log_ratios of 0 it is gae(), also for lam below 1, as in rlax.
+    With log_ratios of 0 it equals gae(), also for lam below 1, as in rlax.
 
-    next_values: (batch, steps), of the observation behind each step, where that is not the next one of values: at the
-    ends of episodes, of rows that go on with the next episode.
-    log_ratios: (batch, steps), log of what the policy gives the action now over what the one gave that acted, such as
-    ``new_logprob - batch["annotations"]["logprob"]``.
+    next_values: (batch, steps), values of the observations after each step, if rows contain several episodes: at the
+    end of an episode, this is not the next element of values. None: values[:, 1:].
+    log_ratios: (batch, steps), log of the probability of the action under the current policy, minus that under the
+    recording policy, such as ``new_logprob - batch["annotations"]["logprob"]``.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
-    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
-    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
+    terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
+    is_real = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
     ratios = np.exp(np.asarray(log_ratios, np.float64))
     rho, c = np.minimum(clip_rho, ratios), np.minimum(clip_c, ratios)
     behind = values[:, 1:] if next_values is None else np.asarray(next_values, np.float64)
@@ -121,9 +121,9 @@ def vtrace(
     targets, next_targets = np.zeros_like(rewards), np.zeros_like(rewards)
     excess = np.zeros(len(rewards))  # target minus value of the following step
     for t in reversed(range(rewards.shape[1])):
-        carried = np.where(cut[:, t], 0.0, lam * excess)
+        carried = np.where(truncated[:, t], 0.0, lam * excess)
         next_targets[:, t] = behind[:, t] + carried
-        excess = np.where(kept[:, t], deltas[:, t] + discounts[:, t] * c[:, t] * carried, 0.0)
+        excess = np.where(is_real[:, t], deltas[:, t] + discounts[:, t] * c[:, t] * carried, 0.0)
         targets[:, t] = values[:, t] + excess
     advantages = rho * (rewards + discounts * next_targets - values[:, :-1])
-    return np.where(kept, targets, 0.0), np.where(kept, advantages, 0.0)
+    return np.where(is_real, targets, 0.0), np.where(is_real, advantages, 0.0)

@@ -1,1 +1,1 @@
-"""Traces as tables of Arrow that are read as they are asked for: batches, a dataset, partitions, and SQL."""
+"""Traces as Arrow tables that are read on demand: batches, a dataset, partitions, and SQL."""

@@ -20,13 +20,13 @@ from gym_trace.playback.row_types import row_types
 from gym_trace.playback.scan import EPISODE, Scan
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"
-_MOST_ELEMENTS = 1 << 28  # of a row
+_MOST_ELEMENTS = 1 << 28  # elements of a row
 _ELEMENT = "element"  # Parquet's name for the elements of a list
 
 
 def list_of(kind: pa.DataType, size: int = -1) -> pa.DataType:
-    """Return the type of lists of this size; -1: any, because pyarrow before 26 reads no Parquet file where some rows
-    have no list of a fixed size."""
+    """Return the type of lists of this size; -1: any size. Before pyarrow 26, a Parquet file with missing lists of a
+    fixed size is unreadable."""
     return pa.list_(pa.field(_ELEMENT, kind, nullable=False), size)
 
 
@@ -34,11 +34,11 @@ class ArrowColumn(NamedTuple):
     """A leaf of a space, or another column of a trace, in a table.
 
     Attributes:
-        path: path of the leaf; that of the whole space if some rows do not have its structure.
+        path: path of the leaf; path of the whole space if some rows do not have its structure.
         kind: "numbers", "text" or "json".
         dtype, shape: dtype and shape of a row of numbers.
         optional: True if some rows have no value.
-        is_python: True if some rows have no value, and the others are Python's numbers.
+        is_python: True if some rows have no value, and the others are Python numbers.
     """
 
     path: Path
@@ -49,8 +49,8 @@ class ArrowColumn(NamedTuple):
     is_python: bool = False
 
     @property
-    def is_there(self) -> bool:
-        """Return True if the tables have it: arrays without elements are not written."""
+    def is_stored(self) -> bool:
+        """Return True if tables have this column: arrays without elements are not stored."""
         return 0 not in self.shape
 
     @property
@@ -60,7 +60,7 @@ class ArrowColumn(NamedTuple):
 
     @property
     def type(self) -> pa.DataType:
-        """Its Arrow type."""
+        """Return the Arrow type."""
         if self.kind != NUMBER:
             return pa.string()
         of_one = pa.from_numpy_dtype(self.stored)
@@ -72,7 +72,7 @@ class ArrowColumn(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of numbers in a row."""
+        """Number of elements in a row."""
         return math.prod(self.shape)
 
     @property
@@ -85,7 +85,7 @@ class ArrowColumn(NamedTuple):
 
     @property
     def has_few_values(self) -> bool:
-        """Return True if a dictionary of its values may be worthwhile."""
+        """Return True if dictionary encoding may pay off."""
         return self.kind != NUMBER or self.dtype.kind != "f" or self.path == ("rewards",)
 
     # -- to the table -------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class ArrowColumn(NamedTuple):
 
 
 def parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
-    """Yield the name, the key and the layout of each part; the names are unique for readers that ignore case."""
+    """Yield the name, the key and the layout of each part; names are unique, even if case is ignored."""
     taken: set[str] = set()
     for key, child in branch.parts():
         name = wanted = str(key) or "_"
@@ -154,14 +154,14 @@ def parts_of(branch: Branch) -> Iterator[tuple[str, str | int, Layout]]:
 def table_column(
     name: str, layout: Layout, columns: Mapping[Path, ArrowColumn], root: Path, rows: Mapping[Path, Array] | None = None
 ) -> tuple[pa.Field, pa.Array | None] | None:
-    """Return a space as a field, and its rows where they are given; None if it has nothing to store in a table.
+    """Return a space as a field, and its rows if they are given; None if a table cannot store it.
 
     A Dict or Tuple is a struct. Raises LookupError for a leaf without a column.
     """
     if root in columns:
         column = columns[root]
-        array = None if rows is None or not column.is_there else column.encoded(rows[root])
-        return (column.field(name), array) if column.is_there else None
+        array = None if rows is None or not column.is_stored else column.encoded(rows[root])
+        return (column.field(name), array) if column.is_stored else None
     if not isinstance(layout, Branch):
         raise LookupError(f"{root} has no column")
     parts = [table_column(part, child, columns, (*root, key), rows) for part, key, child in parts_of(layout)]
@@ -177,7 +177,7 @@ def table_column(
 
 _Kind = type | tuple[np.dtype[Any], tuple[int, ...]] | str
 _ODD_TEXT = "text that is not UTF-8"
-_NO_DIMENSION = "arrays without a dimension, which would come back as numbers"
+_NO_DIMENSION = "arrays without a dimension, which would be read as numbers"
 _OF_PYTHON: dict[_Kind, np.dtype[Any]] = {
     float: np.dtype(np.float64),
     int: np.dtype(np.int64),
@@ -250,7 +250,7 @@ def _of_kinds(path: Path, kinds: set[_Kind]) -> ArrowColumn:
         return ArrowColumn(path, TEXT, optional=optional)
     of_python = {kind for kind in kinds if kind in _OF_PYTHON}
     arrays = [kind for kind in kinds if isinstance(kind, tuple)]
-    if of_python and optional and len(of_python) == 1:  # rows of which some are missing are not arrays
+    if of_python and optional and len(of_python) == 1:  # columns with missing rows are not arrays
         dtype = _OF_PYTHON[of_python.pop()]
         if len(kinds) == 1 or (len(kinds) == 2 and arrays == [(dtype, ())]):
             return ArrowColumn(path, NUMBER, dtype, (), optional, is_python=True)

@@ -1,7 +1,7 @@
 """The tables of traces as pyarrow datasets, which DuckDB, Polars and pandas query.
 
-A dataset decodes only the columns that a query names: first those of its condition, then the others of the episodes
-that have a row left. DuckDB and Polars hand their conditions down to it as expressions of pyarrow.
+A dataset decodes only the columns of a query: first the columns of its condition, then the others, for episodes with
+matching rows. DuckDB and Polars pass their conditions to it as pyarrow expressions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gym_trace.playback.tables.rows import TableColumn, Tables
 
 STEPS, EPISODES = "steps", "episodes"
 TRACE = "trace"  # the column with the name of the trace, if there are several
-_GROUP_STEPS = 1 << 16  # of episodes whose condition is evaluated together
+_GROUP_STEPS = 1 << 16  # steps of the episodes whose condition is evaluated together
 _PAGE = 1 << 14  # rows of a batch of episodes
-_ROW = "row"  # beside the columns of a condition, which are called otherwise
+_ROW = "row"  # name of a temporary column; columns of a condition have other names
 
 
 class Share(NamedTuple):
@@ -38,9 +38,9 @@ class Share(NamedTuple):
 
     Attributes:
         name: name of their trace.
-        open: returns them as a trace; must be picklable if the dataset must.
+        open: returns the episodes as a trace; picklable if the dataset is.
         first: number of the first of them in the table.
-        columns: columns of the leaves, the same in each share of a trace. None: those of its own rows.
+        columns: columns of the leaves, the same in each share of a trace. None: columns of these episodes only.
     """
 
     name: str
@@ -59,17 +59,17 @@ def _itself(trace: RecordedEpisodes) -> RecordedEpisodes:
 
 
 class TraceDataset(ds.Dataset):
-    """A table of one or several traces: "steps" or "episodes". Running episodes are left out.
+    """A table of one or several traces: "steps" or "episodes". Running episodes are skipped.
 
-    It has what pyarrow.dataset.Dataset has, but fragments, joins and sorting: scanner, to_table, to_batches, head,
-    count_rows, take, filter and schema. Picklable if its shares are.
+    It has the methods of pyarrow.dataset.Dataset, except for fragments, joins and sorting: scanner, to_table,
+    to_batches, head, count_rows, take, filter and schema. Picklable if its shares are.
 
     where: a condition in the language of Trace.find_steps, or of Trace.select for episodes; None: all rows.
-    expression: a condition of pyarrow.
+    expression: a pyarrow expression; None: all rows.
 
     Attributes:
-        failure: the error that reading has raised last; others may have made text of it.
-        left_out: names of columns that the traces have different types of.
+        failure: the last error while reading; DuckDB and Polars pass on only its text.
+        left_out: names of the columns whose types differ between traces.
     """
 
     failure: TraceError | None = None
@@ -83,7 +83,7 @@ class TraceDataset(ds.Dataset):
         expression: Any = None,
         names: bool | None = None,
     ):
-        """names: whether there is a column "trace"; None: if there are several shares. Raises InvalidOption."""
+        """names: True: add a column "trace"; None: add it if there are several shares. Raises InvalidOption."""
         if table not in (STEPS, EPISODES):
             raise InvalidOption(f'table={table!r}: pass "steps" or "episodes"')
         self._table, self._shares, self._where, self._expression = table, tuple(shares), where, expression
@@ -102,7 +102,7 @@ class TraceDataset(ds.Dataset):
 
     @property
     def is_empty(self) -> bool:
-        """Return True if no trace has a finished episode; then the columns are not known."""
+        """Return True if no trace has a finished episode, so that the columns are unknown."""
         return not self._readers
 
     @cached_property
@@ -113,10 +113,10 @@ class TraceDataset(ds.Dataset):
             trace = share.open()
             for damage in chain.from_iterable(reader.damage for reader in trace.readers):
                 raise damage.error()
-            for places in _alike(trace):
-                view = trace if len(places) == len(trace) else trace[places]
+            for indices in _alike(trace):
+                view = trace if len(indices) == len(trace) else trace[indices]
                 columns = columns_of(view) if share.columns is None else share.columns
-                found.append((share, view, columns, places + share.first))
+                found.append((share, view, columns, indices + share.first))
         readers = [
             _Reader(self._table, share.name if self._has_names else None, view, columns, numbers)
             for (share, view, _, numbers), columns in zip(found, _agreed([columns for _, _, columns, _ in found]))
@@ -133,7 +133,7 @@ class TraceDataset(ds.Dataset):
         return self._readers[0].schema
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **options: Any) -> Any:
-        """Return a scanner of these columns, None: all, of the rows where an expression holds. options: ignored."""
+        """Return a scanner of these columns (None: all) of the rows where filter holds. options: ignored."""
         names = self.schema.names if columns is None else list(columns)
         if unknown := sorted(set(names) - set(self.schema.names)):
             why = self.why_missing(unknown[0])
@@ -151,7 +151,7 @@ class TraceDataset(ds.Dataset):
             raise
 
     def why_missing(self, text: str) -> str:
-        """Return why a column that is named in a text is not there; "" if that is not known."""
+        """Return why a column that a text names is missing; "" if unknown."""
         named = [name for name in self.left_out if re.search(rf"\b{name}\b", text)]
         return f", as the traces have different types of {named[0]}" if named else ""
 
@@ -170,7 +170,7 @@ class TraceDataset(ds.Dataset):
 
 
 class _Scanner:
-    """Scanner that reads in the thread that asks; that of pyarrow reads ahead in threads, also while Python exits."""
+    """Scanner that reads in the caller's thread; pyarrow's reads ahead in threads, even while Python exits."""
 
     def __init__(self, schema: pa.Schema, to_batches: Callable[[], Iterator[pa.RecordBatch]]):
         self.projected_schema = self.dataset_schema = schema
@@ -219,14 +219,14 @@ class _Reader:
         scalar = pa.scalar(value, field.type)
         if self._is_steps:
             return TableColumn(field, (), lambda runs: pa.repeat(scalar, runs.size))
-        return TableColumn(field, (), lambda places, _: pa.repeat(scalar, len(places)))
+        return TableColumn(field, (), lambda indices, _: pa.repeat(scalar, len(indices)))
 
     @property
     def schema(self) -> pa.Schema:
         return pa.schema([column.field for column in self._columns.values()])
 
     def complete(self, schema: pa.Schema) -> None:
-        """Take on the columns of this schema, null where this trace has none."""
+        """Use the columns of this schema; columns that this trace lacks are null."""
         own = self._columns
         self._columns = {
             field.name: own[field.name]._replace(field=field) if field.name in own else self._constant(field, None)
@@ -235,70 +235,70 @@ class _Reader:
 
     def batches(self, names: list[str], where: str | None, expression: Any) -> Iterator[pa.RecordBatch]:
         """Yield these columns of the rows where both conditions hold. Raises InvalidOption, CorruptTrace."""
-        places = np.arange(len(self._trace))
+        indices = np.arange(len(self._trace))
         if where is not None and not self._is_steps:
-            places, where = np.sort(self._trace.find_episodes(where)), None
+            indices, where = np.sort(self._trace.find_episodes(where)), None
         if where is None and expression is None:
-            yield from self._rows(names, places)
+            yield from self._rows(names, indices)
             return
         named = [] if expression is None else _named_in(expression, self.schema)
-        for group in self._groups(places):
-            kept = np.ones(self._count(group), np.bool_)
+        for group in self._groups(indices):
+            mask = np.ones(self._count(group), np.bool_)
             if expression is not None:
-                kept &= self._holds(group, named, expression)
+                mask &= self._holds(group, named, expression)
             if where is not None:
-                kept &= self._found(group, where)
-            yield from self._kept(names, group, kept)
+                mask &= self._found(group, where)
+            yield from self._selected(names, group, mask)
 
-    def _count(self, places: Array) -> int:
+    def _count(self, indices: Array) -> int:
         """Return how many rows these episodes have."""
-        return int(self._steps(places).sum()) if self._is_steps else len(places)
+        return int(self._steps(indices).sum()) if self._is_steps else len(indices)
 
-    def _steps(self, places: Array) -> Array:
-        steps: Array = self._trace.content["steps"][places]
+    def _steps(self, indices: Array) -> Array:
+        steps: Array = self._trace.content["steps"][indices]
         return steps
 
-    def _groups(self, places: Array) -> Iterator[Array]:
-        """Yield the places some at a time."""
+    def _groups(self, indices: Array) -> Iterator[Array]:
+        """Yield these indices in groups."""
         if not self._is_steps:
-            yield from (places[begin : begin + _PAGE] for begin in range(0, len(places), _PAGE))
+            yield from (indices[begin : begin + _PAGE] for begin in range(0, len(indices), _PAGE))
             return
-        number = np.cumsum(self._steps(places)) // _GROUP_STEPS
-        yield from np.split(places, np.flatnonzero(np.diff(number)) + 1) if len(places) else ()
+        number = np.cumsum(self._steps(indices)) // _GROUP_STEPS
+        yield from np.split(indices, np.flatnonzero(np.diff(number)) + 1) if len(indices) else ()
 
-    def _holds(self, places: Array, named: list[str], expression: Any) -> Array:
-        """Return for each row of these episodes whether an expression holds."""
-        table = pa.Table.from_batches(list(self._rows(named, places)), pa.schema(map(self.schema.field, named)))
-        count = self._count(places)
+    def _holds(self, indices: Array, named: list[str], expression: Any) -> Array:
+        """Return True for each row of these episodes where an expression holds."""
+        table = pa.Table.from_batches(list(self._rows(named, indices)), pa.schema(map(self.schema.field, named)))
+        count = self._count(indices)
         rows = pa.table({_ROW: np.arange(count), **{f"{name}": table[name] for name in named}})
         holds = np.zeros(count, np.bool_)
         holds[rows.filter(expression)[_ROW].to_numpy()] = True
         return holds
 
-    def _found(self, places: Array, where: str) -> Array:
-        """Return for each step of these episodes whether a condition of find_steps holds."""
-        view, steps = self._trace[places], self._steps(places)
+    def _found(self, indices: Array, where: str) -> Array:
+        """Return True for each step of these episodes where a condition of find_steps holds."""
+        view, steps = self._trace[indices], self._steps(indices)
         found = view.find_steps(where)
         step = found[:, 1] - view.content["first_step"][found[:, 0]]
         holds = np.zeros(int(steps.sum()), np.bool_)
         holds[(np.cumsum(steps) - steps)[found[:, 0]] + step] = True
         return holds
 
-    def _kept(self, names: list[str], places: Array, kept: Array) -> Iterator[pa.RecordBatch]:
-        """Yield those rows of these episodes that are kept; read only the episodes that have some."""
-        counts = self._steps(places) if self._is_steps else np.ones(len(places), np.int64)
-        ends = np.concatenate(([0], np.cumsum(kept)))[np.concatenate(([0], np.cumsum(counts)))]
+    def _selected(self, names: list[str], indices: Array, mask: Array) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of these episodes under a mask; read only episodes with such rows."""
+        counts = self._steps(indices) if self._is_steps else np.ones(len(indices), np.int64)
+        ends = np.concatenate(([0], np.cumsum(mask)))[np.concatenate(([0], np.cumsum(counts)))]
         has_some = np.diff(ends) > 0
-        left, done = kept[np.repeat(has_some, counts)], 0
-        for batch in self._rows(names, places[has_some]) if has_some.any() else ():
-            mask = left[done : done + len(batch)]
+        left, done = mask[np.repeat(has_some, counts)], 0
+        for batch in self._rows(names, indices[has_some]) if has_some.any() else ():
+            of_batch = left[done : done + len(batch)]
             done += len(batch)
-            if mask.any():
-                yield batch if mask.all() else batch.filter(pa.array(mask))
+            if of_batch.any():
+                yield batch if of_batch.all() else batch.filter(pa.array(of_batch))
 
-    def _rows(self, names: list[str], places: Array) -> Iterator[pa.RecordBatch]:
+    def _rows(self, names: list[str], indices: Array) -> Iterator[pa.RecordBatch]:
         """Yield these columns of all rows of some episodes."""
-        columns = [self._columns[name] for name in names or ["episode"]]  # which has the rows where nothing is named
+        columns = [self._columns[name] for name in names or ["episode"]]  # any column counts rows if none is named
         needs = {root for column in columns for root in column.needs}
         schema = pa.schema([column.field for column in columns])
 
@@ -307,9 +307,9 @@ class _Reader:
             return made if names else made.select([])
 
         if not self._is_steps and not needs:
-            yield from (batch(page, None) for page in self._groups(places))
+            yield from (batch(page, None) for page in self._groups(indices))
             return
-        for runs in Scan(self._trace.content, needs, places, order=EPISODE):
+        for runs in Scan(self._trace.content, needs, indices, order=EPISODE):
             if not self._is_steps:
                 ended = runs.episode[runs.closes]
                 if len(ended):
@@ -319,16 +319,16 @@ class _Reader:
 
 
 def _alike(trace: RecordedEpisodes) -> list[Array]:
-    """Return the indices of the finished episodes, those of each pair of spaces by themselves. Raises InvalidOption."""
-    over, writers = np.flatnonzero(finished(trace.content)), trace.content["writer"]
-    if any(trace.readers[number].about.has_only_statistics for number in np.unique(writers[over]).tolist()):
+    """Return the indices of the finished episodes, one array per pair of spaces. Raises InvalidOption."""
+    ended, writers = np.flatnonzero(finished(trace.content)), trace.content["writer"]
+    if any(trace.readers[number].about.has_only_statistics for number in np.unique(writers[ended]).tolist()):
         raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
     groups: dict[bytes, list[int]] = {}
     for number, reader in enumerate(trace.readers):
         spaces = [reader.schema.get(name) for name in ("observation_space", "action_space")]
         groups.setdefault(pack_lenient(spaces)[0], []).append(number)
-    found = [over if len(groups) == 1 else over[np.isin(writers[over], numbers)] for numbers in groups.values()]
-    return [places for places in found if len(places)]
+    found = [ended if len(groups) == 1 else ended[np.isin(writers[ended], numbers)] for numbers in groups.values()]
+    return [indices for indices in found if len(indices)]
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -336,7 +336,7 @@ def _both(first: Any, second: Any) -> Any:
 
 
 def _named_in(expression: Any, schema: pa.Schema) -> list[str]:
-    """Return the columns that an expression names: without them it cannot be evaluated. Raises InvalidOption."""
+    """Return the columns that an expression needs: it fails without them. Raises InvalidOption."""
     nothing = schema.empty_table()
     try:
         nothing.filter(expression)

@@ -1,4 +1,4 @@
-"""Parts of a trace that other processes read: each carries only what it needs to find its own episodes."""
+"""Parts of a trace for other processes. Each pickles only what it needs to find its episodes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Partition:
     """Consecutive episodes of a trace. Picklable, and small however large the trace is.
 
     Attributes:
-        directory: of the trace, or the root of its storage.
-        first: number of its first episode in the trace it was made of. episodes: how many it has. steps: theirs.
+        directory: directory of the trace, or the root of its storage.
+        first: index of its first episode in the trace. episodes: number of episodes. steps: number of their steps.
     """
 
     directory: str
@@ -42,14 +42,14 @@ class Partition:
     _columns: Mapping[Path, ArrowColumn] = field(repr=False)
 
     def open(self) -> Any:
-        """Return these episodes, as they were when the partition was made: a Trace, a view.
+        """Return a Trace, a view with these episodes as they were when the partition was made.
 
         Raises TraceNotFound; TraceError if they were changed or removed.
         """
         return self._handle.open()
 
     def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, table: str = STEPS) -> Any:
-        """Read the rows of a table; see Trace.to_arrow. Episodes have their numbers in the trace."""
+        """Read the rows of a table; see Trace.to_arrow. Episodes have their indices in the trace."""
         return to_arrow(TraceDataset(table, [self.share]), columns, where)
 
     @property
@@ -61,30 +61,30 @@ def partitions_of(trace: RecordedEpisodes, count: int, handle_of: Callable[[Any]
     """Return the finished episodes of a trace in about equal parts; see Trace.partitions. Raises InvalidOption."""
     if count < 1:
         raise InvalidOption(f"partitions({count!r}): pass 1 or more")
-    over = finished(trace.content)
-    if not over.any():
+    is_finished = finished(trace.content)
+    if not is_finished.any():
         return []
     columns = columns_of(finished_view(trace))
-    steps = np.where(over, trace.content["steps"], 0)
+    steps = np.where(is_finished, trace.content["steps"], 0)
     cuts = np.unique([0, *_cuts(trace, np.cumsum(steps), count).tolist(), len(trace)]).tolist()
     return [
         Partition(
             str(trace.directory),
             begin,
-            int(np.count_nonzero(over[begin:end])),
+            int(np.count_nonzero(is_finished[begin:end])),
             int(steps[begin:end].sum()),
             handle_of(trace[begin:end]),
             columns,
         )
         for begin, end in pairwise(cuts)
-        if over[begin:end].any()
+        if is_finished[begin:end].any()
     ]
 
 
 def _cuts(trace: RecordedEpisodes, ends: Array, count: int) -> Array:
-    """Return where parts begin: after about the same number of steps, with a chunk where one begins near.
+    """Return where parts begin: after about the same number of steps, if possible at the begin of a chunk.
 
-    ends: (episodes,) number of steps up to the end of each.
+    ends: (episodes,) number of steps to the end of each episode.
     """
     ideal: Array = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count) + 1
     ideal = ideal[ideal < len(ends)]
@@ -110,7 +110,7 @@ def dataset_of(trace: RecordedEpisodes, table: str) -> TraceDataset:
 
 
 def to_arrow(dataset: TraceDataset, columns: Sequence[str] | None, where: Any) -> pa.RecordBatchReader:
-    """Return the batches of a table as they are asked for. where: text, an expression of pyarrow, or None."""
+    """Return a reader of the batches of a table. where: a condition as text, a pyarrow expression, or None."""
     if isinstance(where, str):
         dataset, where = dataset.where(where), None
     return dataset.scanner(columns, where).to_reader()

@@ -71,7 +71,7 @@ class Tables:
         yield from self._of_space("observation", "observations", _before)
         yield from self._of_space("action", "actions", lambda runs: slice(None))
         rewards = self._columns[("rewards",)]
-        if rewards.is_there:
+        if rewards.is_stored:
             yield TableColumn(
                 rewards.field("reward"), ("rewards",), lambda runs: rewards.encoded(runs.columns[("rewards",)])
             )
@@ -81,7 +81,7 @@ class Tables:
             yield from self._of_space("next_observation", "observations", _after)
         if (infos := self._columns.get(("infos",))) is not None:
             yield TableColumn(infos.field("info"), ("infos",), lambda runs: infos.encoded(_given(runs, infos.path)))
-        notes = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_there)
+        notes = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_stored)
         if notes:
             fields = [column.field(str(column.path[1])) for column in notes]
             field = pa.field("annotations", pa.struct(fields), nullable=False)

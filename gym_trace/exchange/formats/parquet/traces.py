@@ -214,7 +214,7 @@ def _of_steps(columns: dict[Path, ArrowColumn], observations: Layout, actions: L
     }
     if ("infos",) in columns:
         found["info"] = _tree(columns, Leaf(("infos",), None, ()), "infos")
-    notes = {str(path[1]): column for path, column in columns.items() if path[0] == "annotations" and column.is_there}
+    notes = {str(path[1]): column for path, column in columns.items() if path[0] == "annotations" and column.is_stored}
     if notes:
         kind = pa.struct([column.field(name) for name, column in sorted(notes.items())])
         found["annotations"] = kind, partial(_annotations, notes)
