@@ -141,7 +141,7 @@ def test_a_callback_gets_rewards_whose_type_changes_from_chunk_to_chunk(tmp_path
 def test_an_array_of_a_callback_keeps_little_memory_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.playback.episode_scan._JOINED", 500)
+    monkeypatch.setattr("gym_trace.playback.episode_scan._JOINED_BYTES", 500)
     record_lanes(tmp_path, [3] * 30 + [40], 41, flush_every=1)  # so that no episode is in one chunk
     observations = [array for array, *_ in kept_by(tmp_path)]
     memory = [array if array.base is None else array.base for array in observations]

@@ -86,7 +86,7 @@ def test_workers_in_turn_draw_the_batches_of_one_and_can_be_resumed(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None, replacement: bool
 ) -> None:
     streamed(monkeypatch, blocks=12)
-    monkeypatch.setattr(stream, "_MIXED", 1)
+    monkeypatch.setattr(stream, "_MIN_GROUP", 1)
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
     options: dict[str, Any] = {"cache": cache, "replacement": replacement, "batch_size": 5}
 
@@ -113,7 +113,7 @@ def test_workers_in_turn_draw_the_batches_of_one_and_can_be_resumed(
 
 def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     streamed(monkeypatch, blocks=12)
-    monkeypatch.setattr(stream, "_MIXED", 1)
+    monkeypatch.setattr(stream, "_MIN_GROUP", 1)
     decoded: list[int] = []
     decode = stream.Stream._decoded
     monkeypatch.setattr(
