@@ -1,7 +1,7 @@
 """Scan the steps of a trace: blocks of runs of steps, each chunk read once.
 
-Statistics, lint, exports, tables and searches take steps from a Scan. It reads ahead from URLs, skips damage, and handles
-lost and unknown observations, so that its callers see only steps and the observations before and after them.
+Statistics, lint, exports, tables and searches take steps from a Scan. It reads ahead from URLs, skips damage, and
+handles lost and unknown observations, so that its callers see only steps and the observations before and after them.
 """
 
 from __future__ import annotations

@@ -34,14 +34,14 @@ from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.remote.address import is_url
 
-if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
+if TYPE_CHECKING:  # sampling is imported on demand: most traces are not opened for training
     from gym_trace.playback.sampling.batches import Batches
     from gym_trace.playback.sampling.items import Hindsight
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
 
-_CACHE_BYTES = 1 << 30  # of decoded rows
+_CACHE_BYTES = 1 << 30  # decoded rows
 
 
 def scan_recorded_traces(
@@ -79,13 +79,13 @@ def open_trace(
     Args:
         directory: a local directory; a URL such as "s3://bucket/trace", which needs the extra [remote]; or a
             gym_trace.storage.ReadStorage, to read from anywhere else.
-        cache: of a URL, a directory that keeps what was fetched. None: $GYM_TRACE_URL_CACHE, or else 128 MiB of memory.
-        cache_bytes: limit of this directory in bytes, for all traces in it. None: 10 GiB. What was not used for the
-            longest time is removed, but nothing that is in use.
+        cache: for a URL, a directory for fetched data. None: $GYM_TRACE_URL_CACHE, or else 128 MiB of memory.
+        cache_bytes: limit of this directory in bytes, for all traces in it. None: 10 GiB. The least recently used data
+            is removed, except for data in use.
 
     Raises:
         TraceNotFound, InvalidOption.
-        RemoteError: the store did not answer, or refused. MissingExtra.
+        RemoteError: the store did not respond, or denied access. MissingExtra.
 
     Examples:
         >>> trace = gym_trace.open_trace("traces/cartpole")
@@ -126,14 +126,14 @@ class Trace(KnowsOtherNames):
     Opening reads only indexes; steps are read and decoded on access, chunk by chunk.
 
     ``trace[3]`` is an episode. ``trace[10:20]``, ``trace[[1, 4]]`` and ``trace[mask]``, a mask over .episodes, are
-    views: traces of these episodes alone, which every function that takes a trace accepts. A view stays the same when
+    views: traces with only these episodes, which every function that takes a trace accepts. A view does not change when
     more is recorded.
 
     A trace can be pickled and copied. The copy opens the same directory and has the same episodes at the same indices,
     until it is refreshed. Any number of threads may read it.
 
     Attributes:
-        directory: pathlib.Path, absolute; of a URL or a storage, its root.
+        directory: absolute pathlib.Path; the root of a URL or a storage.
         episodes: structured array, one row per episode: index, episode_id, writer (an index of .writers), lane,
             first_step, steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC),
             clock_offset and duration (ns), has_final_observation (see Episode). Episodes that are being recorded are
@@ -212,8 +212,8 @@ class Trace(KnowsOtherNames):
 
     @property
     def content(self) -> EpisodeIndex:
-        """The columns of .episodes, each made when it is asked for: ``trace.content["steps"]`` of a million episodes
-        takes milliseconds, and .episodes, the whole table, about 130 MB."""
+        """The columns of .episodes, each computed on request. For a million episodes, ``trace.content["steps"]`` takes
+        milliseconds; .episodes, the whole table, takes about 130 MB."""
         return self._content
 
     def to_pandas(self) -> Any:
@@ -261,13 +261,13 @@ class Trace(KnowsOtherNames):
                   final observation is unknown;
                 - start_time, end_time are compared with ISO 8601 text: ``start_time >= "2026-11-01"``, in UTC unless
                   the text has an offset; parts that are omitted take their first moment;
-                - metadata.KEY is metadata passed to the writer, options.KEY an option passed to reset, which has to be
-                  read; ``metadata["a key"].deeper[0]`` reaches into dicts and lists. Values of any type are possible,
-                  and are compared with values of that type only; without a comparison, only True selects.
+                - metadata.KEY is metadata passed to the writer; options.KEY is an option passed to reset, which reads
+                  the starts of episodes. ``metadata["a key"].deeper[0]`` reaches into dicts and lists. Values are
+                  compared with values of the same type only; without a comparison, only True selects.
 
                 Unknown values are None, and equal only to None (``seed is None``, ``options.level is None``): a missing
                 seed, a return of NaN, the end and duration of an incomplete episode, a missing key, a division by 0.
-                None is neither less nor greater than anything, so ``seed != 5`` and ``not return < 100`` include
+                None is neither less nor greater than a value, so ``seed != 5`` and ``not return < 100`` include
                 episodes without a seed or a return. Integers of any size, such as seeds, are compared exactly; their
                 sums and products are exact up to 64 bits; everything else is float64.
             sort: one column or several, ``"split, -return"``; - means descending. Unknown values come last; equal
@@ -305,7 +305,7 @@ class Trace(KnowsOtherNames):
         return self._with(content.view(chosen))
 
     def find_episodes(self, where: str | None = None, *, sort: str | None = None) -> Array:
-        """Return the indices here of selected episodes, (n,) int64, without making a view of them; see select()."""
+        """Return the indices of selected episodes in this trace, (n,) int64; see select()."""
         columns = self._columns(self._content)
         return chosen_rows(columns, where, sort=sort, complete=columns.complete)
 
@@ -314,7 +314,7 @@ class Trace(KnowsOtherNames):
 
     @property
     def whole(self) -> Trace:
-        """The whole trace at the time this view was taken; of a whole trace, itself."""
+        """The whole trace as it was when this view was made; for a whole trace, the trace itself."""
         content = self._content
         return self if content.chosen is None else self._with(EpisodeIndex.whole(content.writers))
 
@@ -325,7 +325,7 @@ class Trace(KnowsOtherNames):
         return np.arange(len(self)) if chosen is None else chosen
 
     def refresh(self) -> int:
-        """Take in newly recorded data and return the number of new episodes. A view never changes.
+        """Read newly recorded data, and return the number of new episodes. A view never changes.
 
         Running episodes have more steps then, and may have ended. An episode is identified by its writer, episode_id
         and first_step: its index can change if several lanes or writers record. After an edit in place, which may
@@ -353,7 +353,7 @@ class Trace(KnowsOtherNames):
 
     @property
     def bytes_on_disk(self) -> int:
-        """Bytes of the directory of the trace, like du, including rings and videos. A view has those of the trace."""
+        """Bytes of the directory of the whole trace, like du, including rings and videos."""
         return self._opened.storage.allocated()
 
     @property
@@ -362,7 +362,7 @@ class Trace(KnowsOtherNames):
 
     @property
     def readers(self) -> list[WriterReader]:
-        """The readers of the writers' files; of a view, only of writers with episodes in it."""
+        """The readers of the writers; in a view, only of writers with episodes in it."""
         return self._content.readers
 
     @property
@@ -394,7 +394,7 @@ class Trace(KnowsOtherNames):
     @property
     def facts(self) -> dict[str, Any]:
         """Facts that people stated about the whole trace: author, license, description, tags, homepage, citation,
-        reference_scores ({"random": …, "expert": …}), or any other. Read on each access; if the file is damaged, warns
+        reference_scores ({"random": …, "expert": …}), and others. Read on each access; if the file is damaged, warns
         and returns an empty dict.
         """
         try:
@@ -407,8 +407,8 @@ class Trace(KnowsOtherNames):
         """Make the recorded environment, with its wrappers; kwargs override the recorded arguments.
 
         Args:
-            trust: allow what only the trace names: import modules, call classes, open files. Without it the error lists
-                what is needed.
+            trust: allow the trace to import modules, call classes and open files. Without it, the error lists what the
+                environment needs.
             env_kwargs: further arguments of the environment, such as one called "trust".
 
         Raises:
@@ -424,7 +424,7 @@ class Trace(KnowsOtherNames):
         return self.place_of(index)[0]
 
     def writer_agreed_on(self, name: str) -> WriterReader:
-        """Return a writer whose schema has the same value of name as those of all writers with episodes."""
+        """Return a writer. Raises TraceError if writers with episodes differ in this field of the schema."""
         having = having_episodes(self) or self.readers
         values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
         if len(values) > 1:
@@ -467,10 +467,10 @@ class Trace(KnowsOtherNames):
 
         Args:
             columns: the columns to read: "observations", "actions", "rewards", "terminations", "truncations", "infos",
-                "annotations", "states". None: those that episodes are asked for, each when it is asked for the first
-                time in a chunk; from a URL, those that the episodes before were asked for are fetched ahead.
-            episodes: a slice, indices, or a boolean mask; yielded in this order. None: all. If the order does not
-                ascend, as in a sorted view, each episode is read by itself, and each column on access.
+                "annotations", "states". None: read a column of a chunk when an episode first uses it; from a URL,
+                columns that the previous episodes used are fetched ahead.
+            episodes: a slice, indices, or a boolean mask; yielded in this order. None: all. If they do
+                not ascend, as in a sorted view, each episode is read by itself, and each column on access.
             on_damage: "raise" CorruptTrace when a damaged chunk is read, or "skip" it: all columns are read in advance,
                 episodes that lost a chunk come in parts, a warning describes what was skipped, and .damage lists it.
         """
@@ -500,9 +500,9 @@ class Trace(KnowsOtherNames):
         ``trace.find_steps("isnan(next_observation).any or reward < -5")``. The language is that of select(). Columns,
         as in to_arrow() and SQL:
 
-        - observation (before the step), next_observation (after it), action, reward: each value of a row is compared by
-          itself; ``.any`` and ``.all`` behind brackets join them: ``(abs(action) > 1).any``. ``observation.pair[2]``
-          names a part; unlike in SQL, the first one is [0];
+        - observation (before the step), next_observation (after it), action, reward: each element of a row is compared;
+          ``.any`` and ``.all`` after parentheses combine them: ``(abs(action) > 1).any``. ``observation.pair[2]``
+          names an element; unlike in SQL, the first one is [0];
         - annotations.NAME, info.KEY; terminated, truncated, which are true or false;
         - step (in the whole episode) and episode (its index in this trace).
 
@@ -534,8 +534,8 @@ class Trace(KnowsOtherNames):
     def partitions(self, n: int) -> list[Any]:
         """Return the episodes in at most n parts of about the same number of steps, for other processes to read.
 
-        A partition can be pickled, and carries only what it needs to find its own episodes. Its open() returns them as
-        a trace, its to_arrow() as record batches. Running episodes are left out.
+        A partition can be pickled, and is small. Its open() returns its episodes as a trace, its to_arrow() as record
+        batches. Running episodes are skipped.
 
         Raises InvalidOption, MissingExtra; CorruptTrace; TraceError if the writers have different spaces.
         """
@@ -543,18 +543,18 @@ class Trace(KnowsOtherNames):
         return found
 
     def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, *, table: str = "steps") -> Any:
-        """Return the steps, or the episodes, as a pyarrow.RecordBatchReader, which reads as you ask for batches.
+        """Return the steps, or the episodes, as a pyarrow.RecordBatchReader, which reads batches on demand.
 
         The columns of steps: episode, step, observation (before the step), action, reward, terminated, truncated,
         next_observation (after it), info, annotations; of episodes: episode, steps, return, outcome, seed, options,
         final_observation, has_final_observation, environment, split, metadata, writer, episode_id, lane, first_step,
-        start_time, end_time. Running episodes are left out.
+        start_time, end_time. Running episodes are skipped.
 
         Args:
             columns: read only these. None: all.
-            where: a condition: text, as for find_steps() or, with table="episodes", for select(); or an expression of
-                pyarrow, ``pyarrow.dataset.field("action") == 3``. The columns that only it names are not returned;
-                the others are decoded only in episodes where it holds.
+            where: a condition: text, as for find_steps() or, with table="episodes", for select(); or a pyarrow
+                expression, ``pyarrow.dataset.field("action") == 3``. Columns that only the condition names are not
+                returned; the others are decoded only in episodes with matching rows.
             table: "steps" or "episodes".
 
         Raises InvalidOption, MissingExtra. Reading the batches raises CorruptTrace at a damaged chunk.
@@ -569,14 +569,13 @@ class Trace(KnowsOtherNames):
     def to_dataset(self, table: str = "steps") -> Any:
         """Return the steps, or the episodes, as a pyarrow.dataset.Dataset.
 
-        It can be pickled. ``polars.scan_pyarrow_dataset`` and others take it, and hand down to it the columns and
-        conditions of a query; the columns are those of to_arrow(). It has no fragments. Raises InvalidOption,
-        MissingExtra.
+        It can be pickled. ``polars.scan_pyarrow_dataset`` and others accept it, and pass the columns and conditions of
+        a query to it. It has the columns of to_arrow(), and no fragments. Raises InvalidOption, MissingExtra.
         """
         return _tables().dataset_of(self, table)
 
     def to_duckdb(self) -> Any:
-        """Return a duckdb connection with the views steps and episodes, whose columns are those of to_arrow().
+        """Return a duckdb connection with the views steps and episodes, with the columns of to_arrow().
 
         ``trace.to_duckdb().sql("SELECT action, avg(reward) FROM steps GROUP BY action")`` decodes only the columns that
         the query names. Lists count from 1 in SQL. Raises InvalidOption, MissingExtra.
@@ -649,7 +648,7 @@ class Trace(KnowsOtherNames):
             columns: only these columns; infos only if named; "annotations.logprob" is one annotation. None: all but
                 infos.
             strict_length: skip shorter episodes. False: pad them with zeros.
-            span: whether windows may reach beyond the start and the end of an episode, (start, end) or one value for
+            span: True if windows may reach beyond the start and the end of an episode: (start, end) or one value for
                 both. Such windows have fewer steps.
             stride: distance between the starts of windows in an episode, in steps.
             replacement: sample with replacement, endlessly. False: an iteration is an epoch with each window once.
@@ -660,9 +659,9 @@ class Trace(KnowsOtherNames):
             cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's cache directory,
                 mapped into memory, reused, and extended when the trace has grown; None: nowhere, parts of the trace are
                 decoded again in each epoch, in shuffled order; "auto": in memory if they fit.
-            cache_bytes: limit of memory or disk, with the positions of episodes, about 70 bytes each. A stream takes
-                these and one decoded chunk (recorders write up to 24 MiB) if that is more.
-            follow: take in new data from live writers, at most once per this number of seconds. This refreshes the
+            cache_bytes: limit of memory or disk, including about 70 bytes per episode for positions. A stream exceeds
+                it if the positions and one decoded chunk (recorders write up to 24 MiB) need more.
+            follow: read new data of live writers, at most once per this number of seconds. This refreshes the
                 trace; rows in memory are not decoded again. None: the episodes of the trace as it is now.
             most_steps: with follow, keep only the episodes that started last, up to this number of steps.
             on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it, like scan(): windows never span the gap, a
@@ -699,9 +698,9 @@ class Trace(KnowsOtherNames):
         """Return batches of transitions: dicts of arrays with one row per transition: observations, actions, rewards,
         next_observations, terminations, truncations, discount, annotations, episode, first_step.
 
-        A step to an unknown observation (Episode.has_final_observation) is skipped unless it terminated its episode:
-        the target of a value needs no next_observations then, which repeat observations. If a trace has such steps,
-        batches also have next_observation_mask, (batch_size,), which is False there.
+        A step to an unknown observation (Episode.has_final_observation) is skipped, unless it terminated its episode:
+        value targets do not use next_observations then, which repeat observations. If a trace has such steps, batches
+        also have next_observation_mask, (batch_size,), False for these steps.
 
         Args:
             n_steps: steps of a transition, fewer at the end of an episode: rewards are discounted and summed (float64),
@@ -769,9 +768,9 @@ class Trace(KnowsOtherNames):
 
 
 class TraceHandle(NamedTuple):
-    """Some episodes of a trace as they are now, to be opened in another process. Picklable.
+    """Some episodes of a trace as they are now, for another process. Picklable.
 
-    extents: of the files of their writers. chosen: the episodes among all of these; runs of them are slices.
+    extents: snapshots of the files of their writers. chosen: indices of the episodes in these; a slice if contiguous.
     """
 
     storage: ReadStorage
@@ -784,7 +783,7 @@ class TraceHandle(NamedTuple):
 
 
 def handle_of(trace: Trace) -> TraceHandle:
-    """Return the handle of a trace or view, which has nothing of writers without episodes there."""
+    """Return a handle of a trace or view. It skips writers without episodes in the view."""
     content = trace.content
     extents = extents_of(content.readers)
     counts = np.array([len(writer.parts) if writer.extent in extents else 0 for writer in content.writers], np.int64)

@@ -1,4 +1,4 @@
-"""Reading the files of one writer of a trace: its batches as one sequence of chunks and fragments."""
+"""Read the files of one writer of a trace: its batches as one sequence of chunks and fragments."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
 _STARTS = frozenset(("starts",))
-_MOST_STARTS = 8  # chunks whose episodes' beginnings are kept: those of lanes end in the order of other chunks
-_GROUP = 4 << 20  # bytes of chunks that are fetched together
+_MOST_STARTS = 8  # chunks whose reset records are cached: episodes of several lanes end out of order
+_GROUP_BYTES = 4 << 20  # bytes of chunks that are fetched together
 _MOST_AHEAD = 64  # chunks
-_LISTINGS = 3  # retries for a writer that begins one batch after the other
+_LISTINGS = 3  # retries if a writer begins new batches while they are read
 
 
 _Item = TypeVar("_Item")
@@ -46,10 +46,10 @@ class ChunkRows(NamedTuple):
 
     Attributes:
         number: number of the chunk.
-        begin: number of the first fragment, among all of the writer.
+        begin: number of the first fragment in all fragments of the writer.
         rows: (n,) row of the episode of each fragment in parts, -1 if it is not wanted or has no episode.
-        table: (n,) the fragments, as docs/FORMAT.md describes them.
-        rows_before: number of observations, steps and reset records of other writers that come before these.
+        table: (n,) fragment table; see docs/FORMAT.md.
+        rows_before: number of observations, steps and reset records of other origins before these in the chunk.
     """
 
     number: int
@@ -60,33 +60,33 @@ class ChunkRows(NamedTuple):
 
     @property
     def offsets(self) -> tuple[Array, Array]:
-        """(n + 1,) where the observations, and the steps, of each fragment begin; last comes where they end."""
+        """Offsets of the observations, and of the steps, of each fragment: (n + 1,) each."""
         observations, steps = step_offsets(self.table)
         return observations + self.rows_before[0], steps + self.rows_before[1]
 
 
 class FileSnapshot(NamedTuple):
-    """Extent of a writer's files that was read, to read the same again elsewhere after more was recorded."""
+    """The data of a writer that was read, to read the same data in another process, also if more was recorded."""
 
     writer: str
     alive: bool
-    chunks: tuple[tuple[int, int], ...]  # number of each batch, and how many of its chunks
+    chunks: tuple[tuple[int, int], ...]  # (number of a batch, number of its chunks)
     episodes: int
-    ring: Recovered = Recovered()  # steps that were in no batch
-    number: int = 0  # of the batch that it belongs into
+    ring: Recovered = Recovered()  # steps that were not in a batch
+    number: int = 0  # number of the batch that these steps will be in
 
 
 class SharedChunks:
-    """The chunk that origins of the same files have read last, each after the one before it.
+    """The last chunk that origins of the same files have read, to decode it once for all of them.
 
-    It is decoded once for all of them. An origin is given only what none after it had: users may change its rows.
+    Origins are read in order. If one reads the chunk again, it is decoded again, because users may have changed rows.
     """
 
     def __init__(self) -> None:
-        self._last: tuple[int, dict[Any, tuple[int, Chunk]]] = (-1, {})  # its number; by columns: the last origin
+        self._last: tuple[int, dict[Any, tuple[int, Chunk]]] = (-1, {})  # number; by columns: (last origin, chunk)
 
     def read(self, share: Share, number: int, columns: Any, read: Callable[[int], Chunk]) -> Chunk:
-        """Return a chunk of the files of an origin. number: among its own. columns: what read() reads, hashable."""
+        """Return a chunk of an origin. number: in the chunks of the origin. columns: what read() reads, hashable."""
         number += share.first_chunk
         known, chunks = self._last
         if known != number:
@@ -103,12 +103,12 @@ class Share(NamedTuple):
     """Part of the files of a writer that belongs to one origin (docs/FORMAT.md, Origins).
 
     Attributes:
-        stored: reader of the files. number: of the origin there.
+        stored: reader of the files. number: number of the origin in them.
         first_row: its first row in stored.parts. first_chunk: number of its first chunk in stored.
-        rows_before: observations, steps and reset records of others that come before its own in that chunk.
-        size: bytes of the files that count as its own.
-        damage: of the fragment table, in addition to that of the files.
-        chunks: those that all origins of the files read.
+        rows_before: observations, steps and reset records of other origins before its own in that chunk.
+        size: its share of the bytes of the files.
+        damage: damage of the fragment table, in addition to damage of the files.
+        chunks: the chunk cache of all origins of the files.
     """
 
     stored: WriterReader
@@ -122,35 +122,35 @@ class Share(NamedTuple):
 
 
 class WriterReader:
-    """Reads the files of one writer as they were at a moment. It never changes: refreshed() gives what they hold later.
+    """An immutable snapshot of one writer's files; refreshed() returns a newer one.
 
     Attributes:
         writer: its id.
-        key: what tells it from the other writers of a trace.
-        alive: whether its process holds the lock of its manifest.
-        about: its description; about_or_empty: an empty one if that is lost; schema: as stored.
+        key: unique name among the readers of a trace.
+        alive: True if a process holds the lock of its manifest.
+        about: its description. about_or_empty: the same, empty if it is lost. schema: as stored.
         batches: its readable batches, in order.
-        tail: what is in its ring and in no batch.
-        damage: what was found not to check.
-        start_dropped: (fragments,) bool, True for those of episodes whose start was dropped with an older batch.
+        tail: steps of its ring that are not in a batch.
+        damage: damage found so far.
+        start_dropped: (fragments,) bool, True if the start of the episode was dropped with an older batch.
         parts: its episodes.
-        files: their names, and where they are.
-        share: what it has of the files of another writer; None: the files are its own.
+        files: names and storage of its files.
+        share: its part of the files of another writer; None: it has files of its own.
     """
 
     share: Share | None = None
 
     def __init__(self, files: WriterFiles, extent: FileSnapshot | None = None, budget: RowBudget | None = None):
-        """budget: for the tables of all writers of a trace; None: of this one alone."""
+        """budget: limit for the tables of all writers of a trace; None: a limit for this one alone."""
         self.writer = self.key = files.writer
         self._extent = extent
         self.budget = RowBudget() if budget is None else budget
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._missing: list[Damage] = []
-        self._missing_among: tuple[int, ...] | None = None  # numbers of the batches that it was found out for
+        self._missing_among: tuple[int, ...] | None = None  # numbers of the batches that _missing was computed from
         self._readers: dict[int, BatchReader] = {}
-        self._starts: dict[int, tuple[list[Any], Array]] = {}  # of the chunks that were asked last
+        self._starts: dict[int, tuple[list[Any], Array]] = {}  # reset records of the latest chunks, and their ranks
         self._about: WriterSchema | None = None
         self._has_missed = False
         self._read(files)
@@ -165,12 +165,12 @@ class WriterReader:
         newer._starts = {}
         newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
         newer._read(files)
-        if newer._has_missed:  # batches that were dropped since they were listed; those before them were, too
+        if newer._has_missed:  # batches were dropped since they were listed, and with them all older ones
             return WriterReader(files.listed_again(), budget=self.budget)
         return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
 
     def of_origin(self, share: Share, origin: Origin, fragments: slice, rows: slice) -> WriterReader:
-        """Return a reader of the episodes of one origin. fragments, rows: which are its own here."""
+        """Return a reader of the episodes of one origin. fragments, rows: its part of those of this reader."""
         one = copy(self)
         one.share, one.writer, one.key = share, origin.writer, f"{origin.writer} ({self.writer}:{share.number})"
         one.files = self.files.of_origin(origin.writer, [{"type": "writer", **origin.schema}, *origin.entries])
@@ -192,7 +192,7 @@ class WriterReader:
         return one
 
     def _is_replaced(self, files: WriterFiles) -> bool:
-        """Return True if an edit in place has put other files where those of this writer were."""
+        """Return True if an edit in place has replaced the files of this writer."""
         for number, name in files.batches.items():
             with contextlib.suppress(FileNotFoundError):  # sealed since it was listed
                 if number in self._readers and self._readers[number].is_replaced(name):
@@ -209,7 +209,7 @@ class WriterReader:
             self._read_batches()
             ring, number = self._extent.ring, self._extent.number
             self.tail = RingTail(ring, ring.open(files.storage, self.writer), number, dict(self._extent.chunks))
-        if self.alive or self._extent is not None:  # a live writer may be sealing a batch just now
+        if self.alive or self._extent is not None:  # a live writer may just be sealing a batch
             self._missing, self._missing_among = [], None
         elif self._missing_among != (among := tuple(self.files.batches)):
             self._missing, self._missing_among = self._missing_batches(), among
@@ -233,7 +233,7 @@ class WriterReader:
             self._read_batches()
             if not (is_gone or is_behind(image, self._readers)):
                 break
-            listed = self.files.listed_again()  # batches that were begun since
+            listed = self.files.listed_again()  # finds batches that were begun since
             if listed.batches.keys() == self.files.batches.keys() and listed.has_ring == self.files.has_ring:
                 break
             self.files = listed
@@ -277,11 +277,11 @@ class WriterReader:
         begins = [0, *accumulate(sizes)]
         self.fragments = Fragments.joined([batch.fragments.part(0, size) for (batch, _), size in zip(read, sizes)])
         for (batch, _), begin, size in zip(read, begins, sizes):
-            if size == len(batch.fragments):  # which need not keep them a second time
+            if size == len(batch.fragments):  # share memory with the batch
                 batch.fragments = self.fragments.part(begin, begin + size)
         found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
         numbers = [number for number, _ in chunks]
-        if self.tail.batch is not None:  # steps in the ring have the place that they get in a batch
+        if self.tail.batch is not None:  # steps in the ring are numbered as in their future batch
             numbers = [*numbers[: bisect_left(numbers, self.tail.number)], self.tail.number]
         self._numbers, self._begins = numbers, begins[: len(numbers)]
         self.start_dropped = np.zeros(len(self.fragments), np.bool_)
@@ -293,9 +293,9 @@ class WriterReader:
         self.extent = FileSnapshot(self.writer, self.alive, found, len(self.parts), self.tail.ring, number)
 
     def _opened(self, name: str) -> BatchReader | None:
-        """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
+        """Return a batch; None if it is unreadable, or if its writer died before it wrote the header."""
         size = wire.HEADER_SIZE
-        with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
+        with contextlib.suppress(FileNotFoundError):  # sealed since it was listed; BatchReader tries the new name
             size = self.files.storage.size(name)  # before opening: the header may be written in between
         try:
             return BatchReader(self.files.storage, name, self.budget)
@@ -308,12 +308,12 @@ class WriterReader:
             return None
 
     def take_damage(self, error: CorruptTrace) -> None:
-        """Keeps in mind what is wrong with all of its files."""
+        """Note damage that concerns all files of the writer."""
         damage = Damage(self.batches[0].path if self.batches else self.files.where, 0, 0, error.problem)
         self._unreadable = [*self._unreadable, damage]
 
     def _take_damage(self, name: str, error: CorruptTrace, size: int = 0) -> None:
-        """Keeps in mind a file that cannot be read."""
+        """Note an unreadable file."""
         damage = Damage(self.files.storage.path(name), 0, size, error.problem)
         if damage not in self._unreadable:
             self._unreadable.append(damage)
@@ -327,12 +327,12 @@ class WriterReader:
 
     @property
     def read_batches(self) -> list[BatchReader]:
-        """Its readable batches, and that of what is in its ring."""
+        """Its readable batches, and the batch made of its ring."""
         return self.batches if self.tail.batch is None else [*self.batches, self.tail.batch]
 
     @property
     def size(self) -> int:
-        """Bytes of its files that stay; of a ring, which does not, what its content takes in a batch."""
+        """Bytes of its batches and manifest; for a ring, the bytes of its steps in a batch."""
         if self.share is not None:
             return self.share.size
         size = sum(batch.size for batch in self.read_batches)
@@ -343,7 +343,7 @@ class WriterReader:
 
     @property
     def steps(self) -> int:
-        """The steps in its files, but for those of dropped episodes."""
+        """Number of steps in its files, without episodes whose start was dropped."""
         return int(self.fragments["steps"][~self.start_dropped].sum())
 
     @property
@@ -353,7 +353,7 @@ class WriterReader:
 
     @property
     def pending(self) -> list[Pending]:
-        """Return actions that a dead writer's environment never answered."""
+        """Return the actions of a dead writer that have no result."""
         if self.share is not None:
             mine = [(one, *split_id(one.episode)) for one in self.share.stored.pending]
             return [one._replace(episode=own) for one, number, own in mine if number == self.share.number]
@@ -364,7 +364,7 @@ class WriterReader:
 
     @property
     def about(self) -> WriterSchema:
-        """From the first batch that has a schema, otherwise from the manifest. Raises CorruptTrace if none has."""
+        """The schema: of the first batch that has one, or of the manifest. Raises CorruptTrace if it is lost."""
         if self._about is None:
             found: Any = next((batch.schema for batch in self.batches if batch.schema is not None), None)
             if found is None:
@@ -424,9 +424,9 @@ class WriterReader:
         return len(self.chunk_places)
 
     def chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
-        """Return the columns of a chunk that are under roots, or are one of them. Raises CorruptTrace.
+        """Return a chunk with the columns in roots, or below one of them. Raises CorruptTrace.
 
-        rows_before() says where the rows of this writer begin in it.
+        The rows of this writer begin after rows_before().
         """
         if self.share is not None:
             stored = self.share.stored
@@ -434,7 +434,7 @@ class WriterReader:
         chunk = self.read_chunk(number, roots)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
-        for path, rows in {("rewards",): 0, **chunk.rows}.items():  # rewards are always there, if there are steps
+        for path, rows in {("rewards",): 0, **chunk.rows}.items():  # a chunk with steps must have rewards
             expected = observation_rows if path[0] == "observations" else step_rows
             if path[0] in _ROOTS and rows != expected:
                 problem = f"column {'/'.join(map(str, path))} has the wrong number of rows"
@@ -450,24 +450,24 @@ class WriterReader:
         return batch.read_chunk(i, lambda path: roots is None or path[0] in roots or path in roots)
 
     def unshared_chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
-        """Return what chunk() does, to keep it: no other caller has it. Raises CorruptTrace."""
+        """Return chunk() as an object that no other caller has. Raises CorruptTrace."""
         if self.share is None:
             return self.chunk(number, roots)
         return self.share.stored.chunk(self.share.first_chunk + number, roots)
 
     def rows_before(self, number: int) -> tuple[int, int, int]:
-        """Return how many observations, steps and reset records of other writers come before its own in a chunk."""
+        """Return the number of observations, steps and reset records of other origins before its own in a chunk."""
         return (0, 0, 0) if self.share is None or number else self.share.rows_before
 
     def offsets(self, number: int) -> tuple[Array, Array]:
-        """Return where the observations and the steps of each of its fragments begin in a chunk, and where they end."""
+        """Return the offsets in a chunk of the observations, and of the steps, of each of its fragments."""
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observations, steps = step_offsets(table)
         before = self.rows_before(number)
         return observations + before[0], steps + before[1]
 
     def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
-        """Fetch what chunk() reads of several chunks together, where that pays. Raises OSError, CorruptTrace."""
+        """Fetch several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
         if not self.files.storage.ahead:
             return
         for batch, places in groupby((self.chunk_places[number] for number in numbers), itemgetter(0)):
@@ -477,9 +477,9 @@ class WriterReader:
     def ahead(
         self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Sequence[int]]
     ) -> Iterator[_Item]:
-        """Yield items, while what chunk() reads of the next ones is fetched.
+        """Yield items, while the chunks of the next items are fetched.
 
-        roots: what is read of them; it may change. Nothing is fetched while it is empty.
+        roots: the columns to fetch; the set may change. Nothing is fetched while it is empty.
         chunks: returns the numbers of the chunks of an item.
         """
         storage = self.files.storage
@@ -499,7 +499,7 @@ class WriterReader:
             waiting.append((item, size))
             group |= dict.fromkeys(new)
             held, asked = held + size, asked + size
-            if asked >= min(_GROUP, storage.ahead // 4) or len(group) >= _MOST_AHEAD:
+            if asked >= min(_GROUP_BYTES, storage.ahead // 4) or len(group) >= _MOST_AHEAD:
                 if roots:
                     storage.soon(partial(self.expect, list(group), frozenset(roots)))
                 group, asked = {}, 0
@@ -512,12 +512,12 @@ class WriterReader:
         yield from (item for item, _ in waiting)
 
     def columns_of(self, number: int) -> list[ColumnDescriptor]:
-        """Return the columns of a chunk without reading them. Raises CorruptTrace."""
+        """Return descriptors of the columns of a chunk, without reading the columns. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: False).described
 
     def blocks(self, wanted: Array | None = None, first: int = 0) -> Iterator[ChunkRows]:
-        """Yield the chunks that hold wanted episodes, in their order, from chunk first on. Decodes nothing.
+        """Yield the chunks with wanted episodes, in order, from chunk first on. Decodes nothing.
 
         wanted: a mask over the rows of parts; None: all.
         """
@@ -531,7 +531,7 @@ class WriterReader:
             yield ChunkRows(number, begin, rows[begin:end], self.fragments[begin:end], self.rows_before(number))
 
     def without_chunks(self, numbers: Sequence[int]) -> WriterReader:
-        """Return a reader that lacks some chunks: the parts of episodes before and after them are its episodes."""
+        """Return a reader without some chunks: parts of an episode before and after them become episodes."""
         lacks = np.zeros(self.chunk_count, np.bool_)
         lacks[numbers] = True
         left = np.flatnonzero(~(np.repeat(lacks, np.diff(self.chunk_bounds)) | self.start_dropped))
@@ -551,7 +551,7 @@ class WriterReader:
         return self._numbers[i], f - self._begins[i]
 
     def row_at(self, place: tuple[int, int]) -> int | None:
-        """The row of the episode that has this place; None if none has it."""
+        """Return the row of the episode at a position from place_of(); None if missing."""
         number, fragment = place
         numbers, begins = self._numbers, self._begins
         i = bisect_left(numbers, number)
@@ -562,20 +562,20 @@ class WriterReader:
         return row if row >= 0 and self.place_of(row) == (number, fragment) else None
 
     def pending_action(self, row: int) -> Any:
-        """The action that was never answered at the end of an episode, with the structure of its space; or None."""
+        """Return the action without a result at the end of an episode, in the structure of its space; None if missing."""
         for action in self.pending:
             if row == self.parts.row_of_pending(action):
                 return copied(action.action(self.layouts.actions))
         return None
 
     def pieces(self, row: int, steps: range | None = None) -> list[ChunkSlice]:
-        """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""
+        """Return the slices of an episode, or of some steps and the observation before them. Chunks are not read."""
         fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
         lost, skipped = int(self.parts.first_step_lost[row]), None
         if steps is not None:
             ends = np.cumsum(self.fragments.steps[fragments], dtype=np.int64) - lost
             last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
-            if steps.start:  # the observation before it is what the step before it led to
+            if steps.start:  # the first observation is a row of the step before
                 first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
                 skipped = int(ends[first - 1]) if first else None
                 lost = 0 if first else lost
@@ -583,7 +583,7 @@ class WriterReader:
                 last -= first
             fragments = fragments[: last + 1]
         numbers = np.searchsorted(self.chunk_bounds, fragments, side="right") - 1
-        found, known, at, done, seen = [], -1, 0, 0, 0  # from one fragment of a chunk to the next
+        found, known, at, done, seen = [], -1, 0, 0, 0  # chunk, fragment, and rows before it in the chunk
         all_steps, all_flags = self.fragments.steps, self.fragments.flags
         for f, number in zip(fragments.tolist(), numbers.tolist()):
             if number != known:
@@ -630,7 +630,7 @@ class WriterReader:
                     yield i, entries[place]
 
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
-        """Return the reset records of a chunk, and the index of that of each fragment that has one."""
+        """Return the reset records of a chunk, and for each fragment the index of its record, if it has one."""
         known = self._starts.get(number)
         if known is None:
             known = self._read_starts(number)

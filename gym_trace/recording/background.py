@@ -19,7 +19,7 @@ _HEADROOM = 32 << 20  # bytes of address space needed to start a thread
 
 
 class _Server(threading.Thread):
-    """A thread that serves. is_serving: False once it is at its end; then ended() is called."""
+    """A thread that calls serve(), then ended(). is_serving: False once it has ended."""
 
     def __init__(self, name: str, serve: Callable[[], None], ended: Callable[[], None]):
         super().__init__(target=serve, name=name, daemon=True)
@@ -32,15 +32,15 @@ class _Server(threading.Thread):
         finally:
             self.is_serving = False
             self._ended()
-            del self._ended  # otherwise a reference cycle; Thread does the same with its target
+            del self._ended  # avoid a reference cycle; Thread does the same with its target
 
 
 class SlabWriter:
     """Writes slabs in a background thread. Signals such as Ctrl-C interrupt only the main thread.
 
-    The thread starts with the first slab and waits for more: starting one takes longer than many slabs do. It ends at
-    forks and at close(). A slab may be reused once .written has reached its sequence number. After a failure, writing
-    stops and unwritten steps stay in the slabs.
+    The thread starts with the first slab and waits for more, because starting a thread takes longer than many slabs. It
+    ends at forks and at close(). A slab may be reused once .written has reached its sequence number. After a failure,
+    writing stops and unwritten steps stay in the slabs.
 
     Args:
         notice: called from the background thread when the caller should look at .failure.
@@ -74,7 +74,7 @@ class SlabWriter:
         pending: descriptions of these actions go into the metadata.
         """
         job = partial(self._write, sequence, segments, [action.described() for action in pending])
-        with held_back():  # a recorder that does not know of it would add to the slab, and lose that
+        with held_back():  # if interrupted between these, the recorder would add rows to a submitted slab
             self._jobs.put(job)
             self.submitted = sequence
         self._served_by()  # if no thread can start, wait() does the work
@@ -93,7 +93,7 @@ class SlabWriter:
         thread = self._thread
         if thread is not None and thread.is_serving:
             self._jobs.put(None)
-            if thread is threading.current_thread():  # garbage collection may close a recorder in it
+            if thread is threading.current_thread():  # garbage collection may close a recorder in this thread
                 return
             while thread.is_serving:
                 self._rest(thread)
@@ -131,15 +131,13 @@ class SlabWriter:
     def _rest(self, thread: _Server) -> None:
         """Wait a moment for the thread to do a job, or to end. Ctrl-C may interrupt it."""
         if not self._progress.acquire(timeout=0.1):
-            with (
-                held_back()
-            ):  # up to Python 3.12 a thread counts as dead once a signal has interrupted is_alive(), join()
+            with held_back():  # up to Python 3.12, a thread counts as dead if a signal interrupts is_alive() or join()
                 is_alive = thread.is_alive()
             if not is_alive:  # at interpreter shutdown
                 thread.is_serving = False
 
     def _serve_here(self) -> None:
-        """Do the queued jobs in the caller's thread, unless another one is at it."""
+        """Do the queued jobs in the caller's thread, unless another thread does them."""
         if self._jobs.empty():
             return
         with held_back():
@@ -175,7 +173,7 @@ class SlabWriter:
                 self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # not taken since the last job
+        with contextlib.suppress(RuntimeError):  # not acquired since the last job
             self._progress.release()
 
     def _write(self, sequence: int, segments: Callable[[], list[Segment]], pending: list[Any]) -> None:

@@ -31,7 +31,7 @@ def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None:
     return b"".join(part + number for part, number in zip(parts, numbers))
 
 
-def _as_numpy_says(found: Callable[[Any, tuple[bytes, ...]], bytes | None]) -> bool:
+def _reads_generators(found: Callable[[Any, tuple[bytes, ...]], bytes | None]) -> bool:
     """Return True if the core reads the state of a generator correctly in this version of NumPy."""
     generator = np.random.Generator(np.random.PCG64(7))
     generator.integers(9, dtype=np.uint32)  # leaves 32 buffered bits
@@ -50,5 +50,5 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
             LaneSlab = _core.LaneSlab  # type: ignore[assignment, misc]
             LANE_PASSES = Passes(_core.lane_rows, _core.lane_fragments)
             changed_words, CORE = _core.changed_words, "compiled"
-            if _as_numpy_says(_core.pcg64_state):
+            if _reads_generators(_core.pcg64_state):
                 pcg64_state = _core.pcg64_state

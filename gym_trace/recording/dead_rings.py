@@ -1,4 +1,4 @@
-"""Write the rings of dead writers into their batches: rings are lost at a reboot, and not copied to other machines."""
+"""Write the rings of dead writers into batches: rings are lost at a reboot, and are not copied to other machines."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Appender, Storage
 
 _LOCK_SECONDS = 2.0  # readers hold the lock for a moment, to find out whether the writer is alive
-_REPAIR = "'gym-trace repair' keeps what can be read of it while this machine runs"
+_REPAIR = "'gym-trace repair' keeps its readable steps, until this machine restarts"
 
 
 def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:
-    """Write the rings of dead writers into batches of these writers, and remove the rings.
+    """Write the rings of dead writers into batches, and remove the rings.
 
-    The writer's last batch is continued and sealed, under the writer's lock; its open episodes stay "lost". After a
-    kill at any moment, the trace reads as before or as after, and the next call continues. Writers that are alive, and
-    rings of another start of the system, are left alone.
+    The writer's last batch is continued and sealed, under the writer's lock; its open episodes stay "lost". If it is
+    killed, the trace reads as before or as after the call, and the next call continues. Live writers, and rings from
+    before a reboot, are skipped.
 
     Returns:
         The ids of the writers whose rings were written, and the problems of the others.
@@ -62,10 +62,10 @@ def _take_in(storage: Storage, files: WriterFiles) -> bool:
     if manifest is None:
         return False
     with contextlib.closing(manifest):
-        files = files.listed_again()  # another process may have done the same since
+        files = files.listed_again()  # another process may have written the ring since
         if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
             return False
-        last: dict[int, BatchReader] = {}  # up to the last batch with slab numbers
+        last: dict[int, BatchReader] = {}  # from the newest batch back to one with slab numbers
         for number, name in sorted(files.batches.items(), reverse=True):
             if _is_empty(files, name):
                 storage.remove(name)
@@ -91,7 +91,7 @@ def _locked(storage: Storage, files: WriterFiles) -> Appender | None:
 
 
 def _is_empty(files: WriterFiles, name: str) -> bool:
-    """Return True if the writer died before it wrote anything into a new batch."""
+    """Return True if the writer died before it wrote a chunk or schema into a new batch."""
     if not name.endswith(PART):
         return False
     with files.storage.open(name) as file:
@@ -108,13 +108,13 @@ def _write(
     begun = last.get(tail.number)
     if begun is not None:
         if not begun.name.endswith(PART) or begun.ended or tail.number != max(files.batches):
-            raise CorruptTrace("it continues a batch that others follow", begun.path)
+            raise CorruptTrace("it continues a batch that is not the last one", begun.path)
         begun = _cut(storage, begun, tail.counts[tail.number])
     schema = begun.schema if begun is not None else _schema(files)
     if schema is None:
-        raise CorruptTrace("the schema is lost, and with it what the columns mean", files.where)
-    said = {key: value for key, value in schema.items() if key not in ("batch", "type")}
-    writer = BatchFiles(storage, {**said, "writer": files.writer}, LEVEL, fsync=False, manifest=manifest)
+        raise CorruptTrace("the schema is lost, so the columns cannot be interpreted", files.where)
+    description = {key: value for key, value in schema.items() if key not in ("batch", "type")}
+    writer = BatchFiles(storage, {**description, "writer": files.writer}, LEVEL, fsync=False, manifest=manifest)
     try:
         writer.resume(tail.number, begun)
         _add(writer, tail)
@@ -124,13 +124,13 @@ def _write(
 
 
 def _cut(storage: Storage, batch: BatchReader, chunks: int) -> BatchReader:
-    """Return the batch without a torn end, and without chunks of a slab that the ring has whole."""
+    """Return the batch without a torn end, and without chunks of a slab that the ring has completely."""
     if batch.damage:
         raise batch.damage[0].error()
     end = int(batch.chunks["offset"][chunks]) if chunks < len(batch.chunks) else batch.size - batch.torn
     if end < batch.size:
         file = storage.reopen(batch.name)
-        assert file is not None  # as no lock is asked for
+        assert file is not None  # because no lock is requested
         with contextlib.closing(file):
             file.truncate(end)
             file.sync()
@@ -146,7 +146,7 @@ def _schema(files: WriterFiles) -> dict[str, Any] | None:
 
 
 def _add(writer: BatchFiles, tail: RingTail) -> None:
-    """Append the chunks of a ring. They count once the last one is there, so that no step is there twice before it."""
+    """Append the chunks of a ring. Readers ignore them until the last one is written, so no step is read twice."""
     if not tail.slabs:
         return
     pending, final = unpack(tail.ring.pending), (tail.slabs[-1][0], False)

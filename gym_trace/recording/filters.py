@@ -40,7 +40,7 @@ class Filters:
         return self._episode_filter is None or bool(self._episode_filter(episode))
 
     def keeps_step(self, index: int, reward: Any) -> bool:
-        """Return True if a step is recorded. index: of the step in its episode. Non-numeric rewards are kept."""
+        """Return True if a step is recorded. index: in the episode. Steps with non-numeric rewards are."""
         if self._frame_filter is not None:
             return bool(self._frame_filter(index))
         return self._classes is None or self._classes.keeps(number_of(reward))
@@ -67,7 +67,7 @@ class RewardClasses:
 
     Args:
         classes: one reward value per class, at least one.
-        seed: of a private generator; the environment's generator is never used.
+        seed: seed of a private generator; the environment's generator is never used.
     """
 
     def __init__(self, classes: Sequence[float], seed: int = 0):

@@ -26,7 +26,7 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
     A failed video is dropped with a warning; the recording continues.
 
     Args:
-        env: with render_mode="rgb_array".
+        env: an environment with render_mode="rgb_array".
         video: "cubic", or a function of the episode id.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Files of a writer that keeps its newest bytes, and the episodes that the user wants."""
+"""Files of a writer that drops its oldest batches, except for the episodes that the user wants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gym_trace.storage.protocol import Reader, Storage
 NAN = "nan"
 KeepIf = Callable[[dict[str, Any]], bool]
 
-_BATCHES_KEPT = 8  # a batch takes keep_bytes / _BATCHES_KEPT
+_BATCHES_KEPT = 8  # a batch has keep_bytes / _BATCHES_KEPT bytes
 _LEAST_BATCH = 1 << 20  # bytes
 _SEARCHED = ("observations", "actions", "rewards")
 _LARGE_ROWS_AT_ONCE = 64
@@ -42,9 +42,9 @@ _log = logging.getLogger("gym_trace")
 class NewestBatches(BatchFiles):
     """Drops the oldest sealed batches, so that the others take about keep_bytes.
 
-    Batches are dropped in their order, each atomically: it is removed, or replaced by one with the wanted episodes.
-    Readers skip an episode whose beginning was dropped. So a batch stays while an episode is open that began in it or
-    before. The newest sealed batch also stays: it says which part of the ring is in batches.
+    Batches are dropped in order, each atomically: it is removed, or replaced by one with the wanted episodes. Readers
+    skip an episode whose start was dropped, so a batch stays while an open episode began in it or before it. The
+    newest sealed batch also stays, because it has the number of the last slab in batches.
 
     Args:
         keep_if: see RecordingOptions.
@@ -62,10 +62,10 @@ class NewestBatches(BatchFiles):
         super().__init__(storage, schema, level, fsync)
         self._level, self._keep_if = level, keep_if
         self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _BATCHES_KEPT))
-        self._least = max(0, keep_bytes - 2 * self.batch_bytes)  # bytes in sealed batches; one more batch may be there
+        self._least = max(0, keep_bytes - 2 * self.batch_bytes)  # min bytes of sealed batches
         self._whole: deque[tuple[int, int]] = deque()  # number and bytes of the batches that were not dropped
         self._open = np.empty(0, _EPISODE)
-        self._wanted: list[Array] = []  # ended ones in batches that were not dropped
+        self._wanted: list[Array] = []  # wanted episodes that have ended, in batches that were not dropped
         self._fed_nans: dict[Path, list[Array]] = {}  # by column of the next chunk: rows with a NaN
 
     def feed(self, path: Path, rows: Array | DeltaRows, as_before: bool = False) -> None:
@@ -98,7 +98,7 @@ class NewestBatches(BatchFiles):
         self._follow(episodes)
 
     def _nans(self, fragments: Array, columns: Mapping[Path, RowsOrEncoded]) -> Array:
-        """Return which fragments have a NaN or an infinity."""
+        """Return True for fragments with a NaN or an infinity."""
         found = {path: np.concatenate(arrays) for path, arrays in self._fed_nans.items()}
         self._fed_nans.clear()
         for path, rows in columns.items():
@@ -114,7 +114,7 @@ class NewestBatches(BatchFiles):
         return result
 
     def _follow(self, new: Array) -> None:
-        """Take the next fragments into account, as rows of _EPISODE."""
+        """Update the open and the wanted episodes with new fragments, given as rows of _EPISODE."""
         known = np.concatenate([self._open, new])
         known = known[np.argsort(known["episode"], kind="stable")]
         begins = np.flatnonzero(np.diff(known["episode"], prepend=-1))
@@ -134,7 +134,7 @@ class NewestBatches(BatchFiles):
             self._wanted.append(chosen)
 
     def _chosen(self, ended: Array) -> Array:
-        """Return the wanted ones of episodes that have ended."""
+        """Return the wanted episodes among these, which have ended."""
         if self._keep_if is None or not len(ended):
             return ended[:0]
         if not callable(self._keep_if):
@@ -148,7 +148,7 @@ class NewestBatches(BatchFiles):
         assert callable(self._keep_if)
         try:
             return bool(self._keep_if({**facts, "has_nan": has_nan}))
-        except BaseException as error:  # user code; SystemExit would end the thread that others wait for
+        except BaseException as error:  # user code; SystemExit would end the writer thread
             raise TraceError(f"keep_if raised {error!r:.200} for episode {episode}") from error
 
     # -- dropping -----------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class NewestBatches(BatchFiles):
             for damage in batch.damage:
                 raise damage.error()
             with batch.open() as file:
-                has_rest = rewrite(_kept_chunks(batch, file, wanted), rest, is_one_batch=True) > 0
+                has_rest = rewrite(_wanted_chunks(batch, file, wanted), rest, is_one_batch=True) > 0
         except CorruptTrace as error:
             _log.warning("%s; kept as it is", error)
             rest.discard()
@@ -190,7 +190,7 @@ class NewestBatches(BatchFiles):
             self._storage.sync()
 
 
-def _kept_chunks(batch: BatchReader, file: Reader, wanted: Array) -> Iterator[SourceChunk]:
+def _wanted_chunks(batch: BatchReader, file: Reader, wanted: Array) -> Iterator[SourceChunk]:
     """Yield the chunks of a batch with wanted episodes. file: this batch, open."""
     is_wanted = np.isin(batch.fragments["episode"].astype(np.int64), wanted)
     begin = 0
@@ -203,5 +203,5 @@ def _kept_chunks(batch: BatchReader, file: Reader, wanted: Array) -> Iterator[So
 
 
 def _has_nan(rows: Array) -> Array:
-    """Return which rows have a NaN or an infinity."""
+    """Return True for rows with a NaN or an infinity."""
     return np.logical_not(np.isfinite(rows.reshape(len(rows), -1)).all(axis=1))

@@ -40,10 +40,10 @@ class RecordingOptions:
     """The options of all recorders, checked and copied.
 
     Args:
-        directory: output directory; created if missing. A URL is recorded to by way of a local spool (docs/guides/
-            remote.md). None: a new temporary directory; its path is logged and available as ``.directory``.
-        episode_filter: called with the episode id (0, 1, 2 …) when an episode starts; in vector environments, lane by
-            lane. Return False to skip the episode.
+        directory: output directory; created if missing. For a URL, a local spool is recorded and published
+            (docs/guides/ remote.md). None: a new temporary directory; its path is logged and available as
+        ``.directory``. episode_filter: called with the episode id (0, 1, 2 …) when an episode starts; in vector
+            environments, lane by lane. Return False to skip the episode.
         frame_filter: called with the index of each step in its episode. Return False to skip the step. Each run of
             kept steps becomes a part of the episode, with the observation before it.
         reward_classes: reward values, one per class; steps of rare classes are kept more often (see
@@ -64,10 +64,10 @@ class RecordingOptions:
             the environment can be stepped unrecorded.
         keep_bytes: drop the oldest episodes, so that the files of this recorder hold about this many bytes, the newest.
             None: keep everything. An open episode is never dropped.
-        keep_if: which episodes to keep for ever all the same; keep_bytes does not count them. "nan": those with a NaN
-            or an infinity in a column of numbers of their observations, actions or rewards. Or a function of a dict
-            about an episode that has ended: episode_id, lane, steps, return, outcome (such as "cut"), has_nan. It is
-            called in a background thread; if it raises, the recording stops with a RecordingError.
+        keep_if: episodes that keep_bytes neither drops nor counts. "nan": episodes with a NaN or an infinity in numeric
+            observations, actions or rewards. Or a function, called with a dict for each episode that has ended:
+            episode_id, lane, steps, return, outcome (such as "cut"), has_nan; a truthy result keeps the episode. It
+            runs in a background thread; if it raises, the recording stops with a RecordingError.
 
     Raises:
         InvalidOption: an argument is invalid.
@@ -135,7 +135,7 @@ class RecordingOptions:
 
 
 class RecordingKeywords(TypedDict, total=False):
-    """The keyword arguments of recorders for type checkers: the fields of RecordingOptions, but for the directory."""
+    """The keyword arguments of recorders for type checkers: the fields of RecordingOptions without the directory."""
 
     episode_filter: EpisodeFilter | None
     frame_filter: FrameFilter | None
@@ -156,8 +156,8 @@ class RecordingKeywords(TypedDict, total=False):
 def takes_recording_options(recorder: _Recorder) -> _Recorder:
     """Show the fields of RecordingOptions in the signature of a recorder, a class or a function, in place of **options.
 
-    inspect.signature(), help() and completion then have every option with its default. Where the docstring refers to
-    RecordingOptions, it gets their documentation.
+    inspect.signature(), help() and completion then show every option with its default. The docstring gets the
+    documentation of the options in place of its reference to RecordingOptions.
     """
     function: Any = recorder.__init__ if isinstance(recorder, type) else recorder  # type: ignore[misc]
     signature = inspect.signature(function)
@@ -186,7 +186,7 @@ _RECORDED_BY = {
 
 
 def demand_gymnasium(env: Any, kind: type, called: str) -> None:
-    """Raise InvalidOption if env is not a kind of environment of Gymnasium. called: the kind, for the message."""
+    """Raise InvalidOption unless env is an instance of kind. called: name of the kind, for the message."""
     if not isinstance(env, kind):
         packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
         way = next((way for package, way in _RECORDED_BY.items() if package in packages), "pass one")
@@ -198,7 +198,7 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
     """Prepare the directory of a trace for writing; None creates a temporary one and logs its path.
 
     The path is absolute, so it stays valid if the process changes its working directory. Begin the writer inside the
-    block: other processes that open the directory then see it, or not at all. Of a URL this is its spool.
+    block, which holds the lock of the directory. For a URL, the directory is its spool.
     """
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="gym-trace-"))
@@ -220,7 +220,7 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
 
 
 def storage_in(directory: Path, options: RecordingOptions) -> LocalStorage:
-    """Return the storage that a recorder writes to; if its options name a URL, one that also publishes."""
+    """Return the storage that a recorder writes to; for a URL, one that also publishes."""
     if options.directory is None or local_path(options.directory) is not None:
         return LocalStorage(directory)
     from gym_trace.recording.publishing.spool import SpoolStorage
@@ -239,7 +239,7 @@ def new_schema(
 
     Args:
         env: see describe_environment.
-        observation_space, action_space: of one lane.
+        observation_space, action_space: spaces of one lane.
         recorder: description of the recorder, in addition to record_infos.
     """
     origin = provenance.current()

@@ -26,10 +26,10 @@ class Recording(Protocol):
     def close(self) -> None: ...
 
     def pause(self) -> None:
-        """Before a fork: write everything and end the thread, so that the child inherits no held lock."""
+        """Call before a fork: write everything and end the thread, so that the child inherits no held lock."""
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child: begin a new writer, because the parent owns the files."""
+        """Call in a forked child: begin a new writer, because the parent owns the files."""
 
 
 _live: weakref.WeakSet[Recording] = weakref.WeakSet()

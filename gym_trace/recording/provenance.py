@@ -17,7 +17,7 @@ from typing import Any
 import gym_trace
 from gym_trace.envs.recipe import factory_recipe, recipe_of_function
 
-_LONGEST = 1 << 20  # bytes stored of a git answer, such as the diff
+_LONGEST = 1 << 20  # bytes stored of the output of git, such as the diff
 _GIT_SECONDS = 2.0  # timeout of git, for large repositories on slow disks
 _DIFF_SECONDS = 20.0  # timeout if the user asked for the diff
 # The settings of an untrusted repository may name programs for git to run; these options disable them.
@@ -28,7 +28,7 @@ _known: ContextVar[dict[str, Any] | None] = ContextVar("provenance", default=Non
 
 
 def current() -> dict[str, Any]:
-    """Return the provenance for new traces: set by recorded_by(), otherwise that of this script."""
+    """Return the provenance for new traces: set by recorded_by(), otherwise the provenance of this process."""
     known = _known.get()
     return dict(_of_this_process() if known is None else known)
 
@@ -108,7 +108,7 @@ def _of_repository(diff: bool) -> dict[str, Any]:
     """
     deadline = time.monotonic() + (_DIFF_SECONDS if diff else _GIT_SECONDS)
     commit, settings = _Git("rev-parse", "HEAD"), _Git("config", "--list", "--name-only", "--null", most=_LONGEST)
-    name, known = commit.answer(deadline), settings.answer(deadline)  # both: what hangs is ended there
+    name, known = commit.output(deadline), settings.output(deadline)  # call both: output() kills git if it hangs
     if not name:
         return {}
     found: dict[str, Any] = {"commit": name.decode(errors="replace").strip()}
@@ -118,19 +118,19 @@ def _of_repository(diff: bool) -> dict[str, Any]:
     unfiltered = ("--", ":(top,attr:!filter)", ":(top,attr:-filter)") if off else ()
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     asked = [_Git(*off, *status, *paths, most=_LONGEST) for paths in dict.fromkeys(((), unfiltered))]
-    changes = [git.answer(deadline) for git in asked]
+    changes = [git.output(deadline) for git in asked]
     if None in changes:
         return found
-    filtered_too = changes[0] != changes[-1] or len(changes[0] or b"") > _LONGEST
-    if changes[-1] or not filtered_too:
+    has_filtered_changes = changes[0] != changes[-1] or len(changes[0] or b"") > _LONGEST
+    if changes[-1] or not has_filtered_changes:
         found["dirty"] = bool(changes[-1])
     if not diff:
         return found
     inert = ("--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "--submodule=short")
-    text = _Git(*off, "diff", *inert, "HEAD", *unfiltered, most=_LONGEST).answer(deadline)
+    text = _Git(*off, "diff", *inert, "HEAD", *unfiltered, most=_LONGEST).output(deadline)
     if text is not None:
         found["diff"] = text[:_LONGEST].decode(errors="replace")
-        found["diff_is_whole"] = len(text) <= _LONGEST and not filtered_too
+        found["diff_is_whole"] = len(text) <= _LONGEST and not has_filtered_changes
     return found
 
 
@@ -152,7 +152,7 @@ class _Git:
 
     def __init__(self, *words: str, most: int = 1 << 10):
         self._most = most
-        self._said: bytes | None = None
+        self._output: bytes | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_late = False
         self._command = inert_git(*words)
@@ -160,7 +160,7 @@ class _Git:
         with contextlib.suppress(RuntimeError):  # without a thread, only the commit is unknown
             self._thread.start()
 
-    def answer(self, deadline: float) -> bytes | None:
+    def output(self, deadline: float) -> bytes | None:
         """Return its output; None without git, without a repository, or past the deadline (of time.monotonic())."""
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -169,7 +169,7 @@ class _Git:
             if self._process is not None:
                 self._process.kill()
             return None
-        return self._said
+        return self._output
 
     def _run(self) -> None:
         try:
@@ -178,10 +178,10 @@ class _Git:
                 if self._is_late:
                     process.kill()
                 assert process.stdout is not None
-                said: bytes = process.stdout.read(self._most + 1)
-                if len(said) > self._most:
+                output: bytes = process.stdout.read(self._most + 1)
+                if len(output) > self._most:
                     process.kill()
-            if process.returncode == 0 or len(said) > self._most:
-                self._said = said
+            if process.returncode == 0 or len(output) > self._most:
+                self._output = output
         except (OSError, ValueError):
             return

@@ -48,14 +48,14 @@ class State(Enum):
     PAUSED = "the episode is open, between two runs of steps"
     WAITING = "a step or reset has begun, and its result is not recorded yet"
     ENDED = "the episode has ended; further steps are another part of it"
-    TAKEN_OVER = "the open episode is recorded by the original of this copy"
+    TAKEN_OVER = "the original of this copy records the open episode"
 
 
 class Phase(Enum):
     """The life of a writer. If writing fails, it records no more."""
 
     RECORDING = "steps are recorded"
-    CLOSING = "close() was called; after an interrupt it can be called again"
+    CLOSING = "close() was called; it can be called again after an interrupt"
     CLOSED = "the files are closed"
 
 
@@ -113,11 +113,11 @@ class Recorder:
         summary: returns the last entry of the manifest.
 
     Attributes:
-        slabs: fill slabs and decode them; set by attach(), as is episodes.
-        episodes: record episodes in the slabs.
+        slabs: fills slabs and decodes them; attach() sets slabs and episodes.
+        episodes: records episodes in the slabs.
         out: the thread that writes slabs.
         ring: the memory of the slabs, once it is open.
-        clock: when the slab is due.
+        clock: the time at which the slab is due.
         phase: see Phase.
         next_episode: the id that the next episode will have.
         needs_attention: True if failures and complaints must be checked before the next step.
@@ -150,7 +150,7 @@ class Recorder:
     def _reset(self) -> None:
         """Set the state of a new writer."""
         self._complaints: dict[str, str] = {}  # complaints by column
-        self._complained: set[str] = set()  # columns, and "failure" once it is reported
+        self._complained: set[str] = set()  # columns with an issued warning, and "failure" once it is reported
         self._chunks = ChunkWriter(self._open_writer, self.slabs.chunk_bytes)
         self.out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self.notice)
         self.ring: Ring | None = None
@@ -267,7 +267,7 @@ class Recorder:
         self.report()
 
     def _is_in_another_thread(self) -> bool:
-        """Return True if the caller's thread is not that of the open episode, which is alive."""
+        """Return True if another thread, which is alive, records the open episode."""
         own = self.thread
         return threading.get_ident() != own and any(own == thread.ident for thread in threading.enumerate())
 
@@ -292,7 +292,7 @@ class Recorder:
                     self.ring.remove()
                 except OSError as error:
                     raise_if_of_signal(error)
-                    self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
+                    self.complain("ring", f"{error}; all its steps are saved, delete the file")
             else:
                 self.ring.abandon()
         self.phase = Phase.CLOSED
@@ -335,7 +335,7 @@ class Recorder:
             self._warn_once("reset", "the recorder is closed; this episode is not recorded")
 
     def prepare(self) -> None:
-        """Call before a recorded reset: open the ring, and report if that fails."""
+        """Call before a recorded reset: open the ring, and report errors."""
         if self.ring is None and not self.is_closed:
             self.open_ring()
             self.report()
@@ -356,10 +356,10 @@ class Recorder:
         utc: int,
         monotonic: int,
     ) -> Start:
-        """Return the start of the next episode. options: packed. rng_state: of the generator before the reset."""
-        reset_record, remarks = packed_start(seed, options, rng_state, reset_info)
-        if remarks:
-            self.complain("reset", remarks[0])
+        """Return the start of the next episode. options: packed. rng_state: state of the generator before the reset."""
+        reset_record, warnings_found = packed_start(seed, options, rng_state, reset_info)
+        if warnings_found:
+            self.complain("reset", warnings_found[0])
         return Start(self.next_episode, lane, stored_seed(seed), reset_record, utc, monotonic)
 
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
@@ -373,20 +373,20 @@ class Recorder:
 
     def packed(self, column: str, value: Any) -> bytes:
         """Return a value of a column as MessagePack. Values that cannot be stored become their repr, with a warning."""
-        packed, remarks = pack_lenient(value)
+        packed, warnings_found = pack_lenient(value)
         if len(packed) > self.slabs.largest_value or not is_readable(packed):
-            remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
+            warnings_found = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
             packed = pack(unstored(value))
-        if remarks:
-            self.complain(column, remarks[0])
+        if warnings_found:
+            self.complain(column, warnings_found[0])
         return packed
 
     def plain(self, column: str, value: Any) -> Any:
-        """Convert like plain_array(), with its remarks as warnings."""
-        remarks: list[str] = []
-        value = plain_array(value, remarks)
-        if remarks:
-            self.complain(column, remarks[0])
+        """Convert like plain_array(), and issue its warnings."""
+        warnings_found: list[str] = []
+        value = plain_array(value, warnings_found)
+        if warnings_found:
+            self.complain(column, warnings_found[0])
         return value
 
     def snapshot(self, column: str, value: Any) -> Any:
@@ -412,11 +412,11 @@ class Recorder:
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: finish writing and end the thread."""
+        """Call before a fork: finish writing and end the thread."""
         self.out.pause()
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child: become a new writer, because the parent owns the files and the slabs."""
+        """Call in a forked child: become a new writer, because the parent owns the files and the slabs."""
         is_open = self.episodes.is_open
         self.out.abandon()
         self.slabs.detach()
@@ -431,7 +431,7 @@ class Recorder:
 
 
 def using_recorder(method: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorate a method that uses .recorder: a flush() of a signal handler within it is left to the next step."""
+    """Decorate a method that uses .recorder: if a signal handler calls flush() within it, the next step flushes."""
 
     @functools.wraps(method)
     def wrapped(self: Any, *arguments: Any) -> Result:
@@ -450,5 +450,5 @@ def largest_row(leaves: Iterable[Leaf]) -> int:
     largest = max(leaves, key=lambda leaf: leaf.row_size, default=None)
     if largest is not None and largest.row_size > wire.MAX_COLUMN // 4:
         name = "/".join(map(str, largest.path))
-        raise UnstorableValue(f"{name}: {largest.row_size} bytes a row; the limit is {wire.MAX_COLUMN // 4}")
+        raise UnstorableValue(f"{name}: {largest.row_size} bytes per row; the limit is {wire.MAX_COLUMN // 4}")
     return 0 if largest is None else largest.row_size

@@ -52,10 +52,10 @@ def packed_generator(env: Any) -> bytes | None:
 
 
 def packed_generators(envs: Any, lanes: Sequence[int], is_whole: bool) -> Mapping[int, bytes | None]:
-    """Return packed_generator() of lanes that are about to be reset, by lane; {} where they cannot be asked.
+    """Return packed_generator() of lanes that are about to be reset, by lane; {} if they are not accessible.
 
-    Workers of an AsyncVectorEnv answer for all of their lanes, so they are asked only before a reset of all
-    (is_whole), and only where that cannot fail: an error in a worker ends the run.
+    Workers of an AsyncVectorEnv return the generators of all lanes, so they are called only before a reset of all
+    lanes (is_whole), and only if that cannot fail: an error in a worker ends the run.
     """
     base = envs.unwrapped
     if isinstance(base, vector.SyncVectorEnv):

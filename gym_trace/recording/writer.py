@@ -1,4 +1,4 @@
-"""TraceWriter: record whatever acts, step by step, without a Gymnasium environment."""
+"""TraceWriter: record a robot, a game or a simulator step by step, without a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class TraceWriter:
                 observation, reward, done = robot.move(action)
                 writer.step(action, observation, reward, terminated=done)
 
-    What step() has taken survives a kill of the process. An episode belongs to the thread that began it; give each
+    Recorded steps survive a kill of the process. An episode belongs to the thread that began it; give each
     thread a lane() of its own. A copy (fork, pickle, deepcopy) is a new writer, which records from its next begin() on.
 
     Args:
         observation_space, action_space: spaces of Gymnasium. None: inferred from the first value: arrays and numbers
             become a Box of their dtype and shape without bounds, dicts and tuples are nested, anything else is recorded
             value by value. Without an action_space the first files are written at the first action.
-        environment: what is recorded: an EnvSpec (which verify_trace can make), its id, or a dict of facts.
-        directory … keep_if: see RecordingOptions.
+        environment: description of the environment: an EnvSpec (which verify_trace can make), its id, or a dict of
+        facts. directory … keep_if: see RecordingOptions.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -106,7 +106,7 @@ class TraceWriter:
         self._lanes: dict[int, TraceWriter] = {}
         self._steps: StepRecorder | None = None  # None until both spaces are known
         self._rollouts: RolloutRecorder | None = None
-        self._waiting: list[_Beginning] = []  # episodes that began before
+        self._waiting: list[_Beginning] = []  # episodes that began before _steps was set
         self._is_closed = False
         self._end_episode()
         self._thread = threading.get_ident()  # thread of the open episode
@@ -130,10 +130,10 @@ class TraceWriter:
         """
         try:
             self._begin(observation, info, seed, options)
-        except InvalidOption:  # refused
+        except InvalidOption:  # the call is rejected
             raise
         except BaseException:
-            self._end_episode()  # steps must not join the episode before
+            self._end_episode()  # later steps must not join the previous episode
             raise
 
     def _begin(self, observation: Any, info: Any, seed: int | None, options: dict[str, Any] | None) -> None:
@@ -180,7 +180,9 @@ class TraceWriter:
         self._demand_episode("act")
         self._demand_steps("act")
         if self._has_acted:
-            raise InvalidOption("act(): the action before has no result; pass that to step(), or begin() a new episode")
+            raise InvalidOption(
+                "act(): the previous action has no result; pass that to step(), or begin() a new episode"
+            )
         self._record_action(action)
         self._has_acted, self._action = True, action
 
@@ -194,15 +196,15 @@ class TraceWriter:
         info: Any = None,
         **annotations: Any,
     ) -> None:
-        """Record a step: the action, what came of it, and any further values of the agent, such as value=1.5.
+        """Record a step: the action, its result, and any further values of the agent, such as value=1.5.
 
         terminated and truncated end the episode. Raises UnstorableValue for an annotation that cannot be stored. After
-        another exception in step(), such as Ctrl-C, the step is left out; a later one begins another part of the
+        another exception in step(), such as Ctrl-C, the step is skipped, and the next one begins another part of the
         episode.
         """
         try:
             self._step(action, observation, reward, terminated, truncated, info, annotations)
-        except (InvalidOption, UnstorableValue):  # refused: the caller may correct the call
+        except (InvalidOption, UnstorableValue):  # the call is rejected: the caller may correct it
             raise
         except BaseException:
             self._has_acted = self._is_special = False
@@ -240,7 +242,7 @@ class TraceWriter:
                 is_late = False
             self._record_action(action)
         steps, self._has_acted = self._steps, False
-        assert steps is not None  # _ask() made it
+        assert steps is not None  # _record_action() made it
         if is_late:
             self._annotate(steps)
         slab = steps.slabs.slab
@@ -263,30 +265,30 @@ class TraceWriter:
         annotations: Mapping[str, Any] | None = None,
         infos: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record T steps of N lanes at a time, such as the buffer of a policy update, or the result of jax.lax.scan.
+        """Record T steps of N lanes, such as the buffer of a policy update, or the result of jax.lax.scan.
 
-        Arrays are of NumPy, PyTorch (any device), JAX, or of any library with DLPack; dicts and tuples of arrays are
-        values of Dict and Tuple spaces. Each call goes on where the one before ended. A call that has returned survives
-        a kill.
+        Pass arrays of NumPy, PyTorch (any device), JAX, or another library with DLPack; dicts and tuples of arrays are
+        values of Dict and Tuple spaces. Each call continues the previous one. The steps of a call that has returned
+        survive a kill.
 
         Args:
-            observations: shape (T + 1, N, ...). Row t is what action t acted on. The last row is what the last action
-                led to; row 0 of the next call repeats it. Or shape (T, N, ...): row 0 of the next call completes the
-                last step, which is not recorded without a next call.
+            observations: shape (T + 1, N, ...). Row t is the observation before action t, and the last row the one
+                after the last action; row 0 of the next call repeats it. Or shape (T, N, ...): row 0 of the next call
+                completes the last step, which is not recorded without a next call.
             actions, rewards, terminations, truncations: shape (T, N, ...). Step t ends the episode of a lane if one of
                 its flags is not 0.
             final_observations: shape (T, N, ...), with "SameStep": the last observations of the episodes that end. Rows
-                of other lanes are ignored. Without them, first observations stand in for the last, with a warning.
-            autoreset: what follows an end, as in vector environments of Gymnasium. "NextStep": the next action is
-                ignored, and what it leads to is the first observation of the next episode. "SameStep": the observation
+                of other lanes are ignored. Without them, first observations replace the last ones, with a warning.
+            autoreset: autoreset mode, as in vector environments of Gymnasium. "NextStep": the action after an end is
+                ignored, and its result is the first observation of the next episode. "SameStep": the observation
                 after the end is the first one of the next episode. "Disabled": the lane is ignored until the next call,
                 whose row 0 begins its next episode.
             annotations: further values of the agent by name, shape (T, N, ...) each.
-            infos: as of a vector environment, shape (T, N, ...) each; recorded if record_infos is set.
+            infos: infos as in a vector environment, shape (T, N, ...) each; recorded if record_infos is set.
 
-        Episodes begin with row 0 of the first call, and of the first call after end(), which ends those of all lanes.
-        Raises InvalidOption, before anything is recorded, for arrays that do not match, or do not go on from the call
-        before.
+        Episodes begin with row 0 of the first call, and of the first call after end(), which ends the episodes of all
+        lanes. Raises InvalidOption, before recording, for arrays that do not match, or do not continue the previous
+        call.
         """
         self._demand_files("rollouts")
         self._demand_thread("rollouts")
@@ -341,7 +343,7 @@ class TraceWriter:
     # -- files --------------------------------------------------------------------------------------------------------
 
     def lane(self, lane: int) -> TraceWriter:
-        """Return the writer of one lane: the same one if asked again. It steps on its own, also in a thread of its own.
+        """Return the writer of one lane, always the same one. It steps on its own, also in a thread of its own.
 
         Its episodes have this number as their .lane, and files of their own in the directory. close() closes it, too.
         """
@@ -364,7 +366,7 @@ class TraceWriter:
             recorder.flush()
 
     def secure(self) -> None:
-        """Make all steps so far survive a kill also where the file system has no memory-mapped files."""
+        """Make all steps so far survive a kill, also without memory-mapped files."""
         for recorder in self._recorders():
             recorder.secure()
 
@@ -373,7 +375,7 @@ class TraceWriter:
         failures = []
         for writer in self._all():
             writer._is_closed, writer._is_open = True, False
-            if writer._waiting:  # no action was ever taken
+            if writer._waiting:  # no action was recorded
                 writer._infer(1, None)
                 writer._attach()
             if writer._rollouts is not None:
@@ -406,7 +408,7 @@ class TraceWriter:
         self._spaces[which] = spaces.inferred(value)
 
     def _attach(self) -> None:
-        """Make the recorder, now that both spaces are known, and record the episodes that began before."""
+        """Make the recorder, as both spaces are now known, and record the episodes that began before."""
         schema, options = self._schema({}), self._options
         if self._lane is not None and options.uid is not None:
             schema["writer"] = f"{options.uid}-lane{self._lane}"
@@ -447,7 +449,7 @@ class TraceWriter:
         owner = next((thread for thread in threading.enumerate() if thread.ident == self._thread), None)
         if owner is not None:
             raise InvalidOption(
-                f"{method}(): the open episode is of the thread {owner.name}; use a lane() for each thread"
+                f"{method}(): the open episode belongs to the thread {owner.name}; use a lane() for each thread"
             )
 
     # -- copies -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""gym_trace.branch: what if, from a recorded step on? New episodes that begin as a recorded one did."""
+"""gym_trace.branch: record new episodes that branch from a step of a recorded one."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from gym_trace.tools.replay.env_at import differs_later
 from gym_trace.tools.replay.making import Making, Played, made_env, replays
 from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
 
-_RESAMPLES = 10_000  # of the bootstrap
-_DRAWN_AT_ONCE = 100_000  # episodes
+_RESAMPLES = 10_000  # resamples of the bootstrap
+_DRAWN_AT_ONCE = 100_000  # episodes sampled together
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +37,13 @@ class Branched:
     """New episodes from a recorded step on. Returns and lengths count from that step.
 
     Attributes:
-        directory: of the new trace.
+        directory: directory of the new trace.
         seed: root seed of the policy, and, if reseeded, of the environment.
-        reseeded: whether the environment's generator was seeded at the step.
-        drew: whether the environment drew random numbers from that generator afterwards; None if not reseeded.
+        reseeded: True if the environment's generator was seeded at the step.
+        drew: True if the environment used that generator afterwards; None if not reseeded.
         returns: (episodes,) float64, or (episodes, objectives) if rewards are vectors.
         lengths: (episodes,) int64, steps.
-        recorded_return, recorded_length: of the recorded episode.
+        recorded_return, recorded_length: return and length of the recorded episode.
         recorded_outcome: how the recorded episode ended, such as "terminated".
     """
 
@@ -109,7 +109,7 @@ def branch(
     command: str = "gym_trace.branch",
     **recording: Any,
 ) -> Branched:
-    """Record new episodes that begin as a recorded one did, and go on from one of its steps with another policy.
+    """Record new episodes that repeat the first steps of a recorded one, and continue with another policy.
 
     Each new episode is reset and stepped as recorded, and compared, by default bit for bit; then the policy takes over.
     All of it is recorded, so verify_trace() verifies the new episodes from their reset. Episode.prefix is the number of
@@ -126,14 +126,14 @@ def branch(
         episode: index in the trace; negative ones count from its end. It must be replayable by itself.
         step: the first step of the policy; 0 is after the reset.
         policy: see gym_trace.record(). None: random actions.
-        directory: of the new trace; None: a fresh directory under the system's temporary one.
-        episodes: how many; each is played to its end.
+        directory: directory of the new trace; None: a new temporary directory.
+        episodes: number of episodes; each is played to its end.
         seed: root seed, 0 or more: continuation k is the same in every run. None: the policy gets one from the system's
             entropy, the environment is not reseeded.
         prefix: False: do not record the repeated steps. The new episodes then begin at the step; they cannot be
             verified.
         make_env, env_kwargs, trust: as for verify_trace().
-        atol, rtol, tolerances, ignore: of the comparison, as for verify_trace().
+        atol, rtol, tolerances, ignore: settings of the comparison, as for verify_trace().
         on_progress: called about five times a second as ``on_progress(episodes, steps)``; a truthy result ends the run.
         command: name of the caller, stored under provenance.
         recording: other arguments of TraceRecordingWrapper, except filters. record_infos: as in the recorded trace.
@@ -235,9 +235,9 @@ class _Branches(Rollout):
 
 
 def _check(recorded: Episode, step: int, episodes: int, seed: int | None, recording: Mapping[str, Any]) -> None:
-    """Raise InvalidOption for an option that is invalid."""
-    if refused := sorted({"episode_filter", "frame_filter", "reward_classes"} & set(recording)):
-        raise InvalidOption(f"{refused[0]}: not supported by branch; omit it")
+    """Raise InvalidOption if an option is invalid."""
+    if unsupported := sorted({"episode_filter", "frame_filter", "reward_classes"} & set(recording)):
+        raise InvalidOption(f"{unsupported[0]}: not supported by branch; omit it")
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise InvalidOption(f"{name}={value!r}: pass {least} or more")

@@ -143,7 +143,7 @@ def test_rewards_of_any_type_are_kept(tmp_path: Path, reward: Any) -> None:
             return observations, dict.fromkeys(rewards, reward), *rest
 
     with closing(record(Paying(), tmp_path)) as env, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some are not as the space says
+        warnings.simplefilter("ignore")  # some are outside the space
         play_parallel(env, 0, chooser(0), 100)
     found = open_trace(tmp_path)[0]["wolf"].rewards
     assert len(found) == 8

@@ -153,7 +153,7 @@ def test_metadata_beyond_the_limit_raises_before_recording(tmp_path: Path, monke
 def test_a_value_beyond_the_limit_is_named_before_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_COLUMN", 400)
     space = spaces.Dict({"image": spaces.Box(0, 255, (10, 11), np.uint8), "speed": spaces.Box(0, 1, (2,))})
-    with pytest.raises(errors.UnstorableValue, match="observations/image: 110 bytes a row; the limit is 100"):
+    with pytest.raises(errors.UnstorableValue, match="observations/image: 110 bytes per row; the limit is 100"):
         TraceRecordingWrapper(ScriptedEnv(space, spaces.Discrete(2), []), tmp_path / "t")
 
 

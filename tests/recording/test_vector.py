@@ -327,7 +327,7 @@ def test_rewards_of_the_wrong_shape_do_not_stop_the_run(tmp_path: Path, rewards:
     assert other.annotations["value"].tolist() == [[3.0, 4.0]] * 3
 
 
-@pytest.mark.filterwarnings("ignore:actions. got values that are not as the space says")
+@pytest.mark.filterwarnings("ignore:actions. got values outside the space")
 def test_actions_in_fortran_order_and_of_another_width_are_stored_exactly(tmp_path: Path) -> None:
     envs = make_vector_env("sync", NEXT_STEP, True, SPACES["box"], spaces.MultiDiscrete([3, 3]))
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
@@ -339,7 +339,7 @@ def test_actions_in_fortran_order_and_of_another_width_are_stored_exactly(tmp_pa
     assert [bits(episode.actions[0]) for episode in open_trace(tmp_path / "t")] == [bits(row) for row in actions]
 
 
-@pytest.mark.filterwarnings("ignore:actions. got values that are not as the space says")
+@pytest.mark.filterwarnings("ignore:actions. got values outside the space")
 def test_scalar_actions_in_a_list_keep_their_width(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2), tmp_path / "t")
     env.reset(seed=0)
@@ -367,7 +367,7 @@ class Narrow(vector.VectorEnv[Any, Any, Any]):
         return np.array([3, 4], np.int64 if self.wide else np.int32), np.zeros(2), flags, flags, {}
 
 
-@pytest.mark.filterwarnings("ignore:.*got values that are not as the space says")
+@pytest.mark.filterwarnings("ignore:.*got values outside the space")
 @pytest.mark.parametrize("wide", [False, True])
 def test_integers_of_another_width_than_their_space_keep_their_width(tmp_path: Path, wide: bool) -> None:
     env = TraceRecordingVectorWrapper(Narrow(), tmp_path)

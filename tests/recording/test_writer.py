@@ -170,7 +170,7 @@ def begun(writer: TraceWriter) -> TraceWriter:
         (lambda w: [begun(w).step(0, ONE, 1.0, True), w.step(0, ONE, 1.0)], r"step\(\): no episode is open"),
         (lambda w: [begun(w).end(), w.end()], r"end\(\): no episode is open"),
         (lambda w: begun(w).end("lost"), r"end\('lost'\): pass one of terminated, truncated, cut, closed"),
-        (lambda w: [begun(w).act(0), w.act(1)], r"act\(\): the action before has no result"),
+        (lambda w: [begun(w).act(0), w.act(1)], r"act\(\): the previous action has no result"),
         (lambda w: [begun(w).act(0), w.step(1, ONE, 1.0)], r"step\(\): the action is not that of act\(\)"),
         (lambda w: begun(w).step(0, ONE, 1.0, ONE > 0), r"terminated and truncated are one truth value each"),
         (lambda w: [w.close(), w.begin(ZERO)], r"begin\(\): the writer is closed"),
@@ -249,7 +249,7 @@ def test_two_threads_cannot_share_an_episode(tmp_path: Path) -> None:
         in_thread(lambda: begun(writer))  # a new episode may be of another thread
         writer.step(0, ONE, 5.0)  # which has ended
     assert len(said) == 3
-    assert "the open episode is of the thread MainThread; use a lane() for each thread" in said[0]
+    assert "the open episode belongs to the thread MainThread; use a lane() for each thread" in said[0]
     assert [e.rewards.tolist() for e in open_trace(tmp_path)] == [[1.0, 1.0], [1.0, 5.0]]
 
 

@@ -17,7 +17,7 @@ from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.tables.columns import NUMBER, ArrowColumn, list_of, table_column
 
-TIME = pa.timestamp("us")  # UTC. Spark has no nanoseconds, and DuckDB needs a package more for a time zone
+TIME = pa.timestamp("us")  # UTC. Spark has no nanoseconds; DuckDB needs another package for time zones
 
 
 class TableColumn(NamedTuple):
@@ -25,9 +25,9 @@ class TableColumn(NamedTuple):
 
     Attributes:
         field: name and type.
-        needs: columns of the trace that it is made of.
-        make: returns the rows: those of the steps in StepRuns; or those of the episodes at some indices, which are
-            passed with the StepRuns that close them if the column needs observations, otherwise with None.
+        needs: columns of the trace that it is computed from.
+        make: returns rows. Table of steps: make(runs), one row per step. Table of episodes: make(indices, runs), one
+            row per episode; runs: the StepRuns that close the episodes if needs is not empty, otherwise None.
     """
 
     field: pa.Field
@@ -40,10 +40,10 @@ class Tables:
 
     Args:
         trace: finished episodes with the same spaces.
-        columns: of each leaf.
-        episodes: table of the episodes, with the steps that the tables have. None: trace.episodes.
+        columns: the column of each leaf.
+        episodes: table of the episodes; its steps may be fewer than recorded. None: trace.episodes.
         numbers: (episodes,) number of each episode in the tables. None: its index.
-        has_next: add next_observation to steps; files do without, as it is in the next row.
+        has_next: True: add next_observation to steps. Files omit it, as the next row has it.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class Tables:
         self._layouts = trace.writer_agreed_on("observation_space").layouts
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
-        self.steps = list(self._of_steps(has_next))
-        self.episodes = list(self._of_episodes())
+        self.steps = list(self._step_columns(has_next))
+        self.episodes = list(self._episode_columns())
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _of_steps(self, has_next: bool) -> Iterator[TableColumn]:
+    def _step_columns(self, has_next: bool) -> Iterator[TableColumn]:
         episode = pa.field("episode", pa.int64(), nullable=False)
         yield TableColumn(episode, (), lambda runs: pa.array(np.repeat(self._number(runs.episode), runs.lengths)))
         yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), lambda runs: pa.array(runs.step))
-        yield from self._of_space("observation", "observations", _before)
-        yield from self._of_space("action", "actions", lambda runs: slice(None))
+        yield from self._space_columns("observation", "observations", _before)
+        yield from self._space_columns("action", "actions", lambda runs: slice(None))
         rewards = self._columns[("rewards",)]
         if rewards.is_stored:
             yield TableColumn(
@@ -78,16 +78,16 @@ class Tables:
         for name, root in (("terminated", "terminations"), ("truncated", "truncations")):
             yield TableColumn(pa.field(name, pa.bool_(), nullable=False), (root,), partial(_flags, root))
         if has_next:
-            yield from self._of_space("next_observation", "observations", _after)
+            yield from self._space_columns("next_observation", "observations", _after)
         if (infos := self._columns.get(("infos",))) is not None:
             yield TableColumn(infos.field("info"), ("infos",), lambda runs: infos.encoded(_given(runs, infos.path)))
-        notes = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_stored)
-        if notes:
-            fields = [column.field(str(column.path[1])) for column in notes]
+        annotations = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_stored)
+        if annotations:
+            fields = [column.field(str(column.path[1])) for column in annotations]
             field = pa.field("annotations", pa.struct(fields), nullable=False)
-            yield TableColumn(field, ("annotations",), partial(_notes, notes, fields))
+            yield TableColumn(field, ("annotations",), partial(_annotations, annotations, fields))
 
-    def _of_space(self, name: str, root: str, which: Callable[[StepRuns], Any]) -> Iterator[TableColumn]:
+    def _space_columns(self, name: str, root: str, which: Callable[[StepRuns], Any]) -> Iterator[TableColumn]:
         layout, columns = self._layout(root), self._columns
         made = table_column(name, layout, columns, (root,), None)
         if made is not None:  # arrays without elements are not written
@@ -96,10 +96,12 @@ class Tables:
     def _rows_of_space(self, name: str, root: str, runs: StepRuns, which: Any) -> pa.Array:
         layout = self._layout(root)
         whole: Path = (root,)
-        if whole in self._columns and whole not in runs.columns:  # JSON of what has the structure of its space
+        if (
+            whole in self._columns and whole not in runs.columns
+        ):  # one JSON column; these rows have the structure of the space
             tree = put_together(layout, [runs.columns[leaf.path] for leaf in layout.leaves()])
-            places = range(int(runs.offsets(whole)[-1]))
-            rows = {whole: objects([row_of(tree, place) for place in places])[which]}
+            indices = range(int(runs.offsets(whole)[-1]))
+            rows = {whole: objects([row_of(tree, index) for index in indices])[which]}
         else:
             rows = {path: rows[which] for path, rows in runs.columns.items() if path[0] == root}
         made = table_column(name, layout, self._columns, whole, rows)
@@ -109,37 +111,37 @@ class Tables:
     def _layout(self, root: str) -> Layout:
         return self._layouts.observations if root == "observations" else self._layouts.actions
 
-    def _number(self, places: Array) -> Array:
-        return places if self._numbers is None else self._numbers[places]
+    def _number(self, indices: Array) -> Array:
+        return indices if self._numbers is None else self._numbers[indices]
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
-    def _of_episodes(self) -> Iterator[TableColumn]:
+    def _episode_columns(self) -> Iterator[TableColumn]:
         whole, text = pa.int64(), pa.string()
         readers = self._trace.readers
         has_large_seeds = bool((self._trace.content["seed"] < -1).any())
 
         def column(name: str, kind: pa.DataType, make: Callable[[Array], Any], nullable: bool = True) -> TableColumn:
             field = pa.field(name, kind, nullable=nullable)
-            return TableColumn(field, (), lambda places, runs: pa.array(make(places), kind))
+            return TableColumn(field, (), lambda indices, runs: pa.array(make(indices), kind))
 
         def of_writers(name: str, texts: list[str | None], nullable: bool = True) -> TableColumn:
             return column(
-                name, text, lambda places: [texts[i] for i in self._table(places)["writer"].tolist()], nullable
+                name, text, lambda indices: [texts[i] for i in self._table(indices)["writer"].tolist()], nullable
             )
 
         yield column("episode", whole, self._number, False)
-        yield column("steps", whole, lambda places: self._table(places)["steps"], False)
+        yield column("steps", whole, lambda indices: self._table(indices)["steps"], False)
         yield TableColumn(
             pa.field("return", list_of(pa.float64()) if self._objectives else pa.float64()),
             (),
-            lambda places, _: self._returns(places),
+            lambda indices, _: self._returns(indices),
         )
-        yield column("outcome", text, lambda places: self._table(places)["outcome"].tolist(), False)
+        yield column("outcome", text, lambda indices: self._table(indices)["outcome"].tolist(), False)
         seeds = self._large_seeds if has_large_seeds else self._seeds
         yield column("seed", text if has_large_seeds else whole, seeds)
         yield column("options", text, self._options)
-        for made in self._of_space("final_observation", "observations", _last):
+        for made in self._space_columns("final_observation", "observations", _last):
             yield made._replace(make=lambda _, runs, make=made.make: make(runs))
         yield column("has_final_observation", pa.bool_(), lambda at: self._table(at)["has_final_observation"], False)
         yield of_writers("environment", [reader.about.environment.get("id") for reader in readers])
@@ -148,45 +150,45 @@ class Tables:
         yield of_writers("metadata", [None if it is None else json_text(tagged(it)) for it in metadata])
         yield of_writers("writer", [reader.writer for reader in readers], False)
         for name in ("episode_id", "lane", "first_step"):
-            yield column(name, whole, partial(self._of_table, name, np.int64), False)
+            yield column(name, whole, partial(self._table_values, name, np.int64), False)
         for name in ("start_time", "end_time"):
-            yield column(name, TIME, partial(self._of_table, name, "<M8[us]"))
+            yield column(name, TIME, partial(self._table_values, name, "<M8[us]"))
 
-    def _of_table(self, name: str, dtype: Any, places: Array) -> Array:
-        return np.asarray(self._table(places)[name], dtype)
+    def _table_values(self, name: str, dtype: Any, indices: Array) -> Array:
+        return np.asarray(self._table(indices)[name], dtype)
 
-    def _table(self, places: Array) -> Array:
-        return self._episodes[places]
+    def _table(self, indices: Array) -> Array:
+        return self._episodes[indices]
 
-    def _returns(self, places: Array) -> pa.Array:
+    def _returns(self, indices: Array) -> pa.Array:
         if not self._objectives:
-            return pa.array(self._table(places)["return"], from_pandas=True)  # which has NULL for NaN
-        steps, totals = self._table(places)["steps"].tolist(), []
-        for count, episode in zip(steps, self._trace.scan(columns=["rewards"], episodes=places)):
+            return pa.array(self._table(indices)["return"], from_pandas=True)  # NULL for NaN
+        steps, totals = self._table(indices)["steps"].tolist(), []
+        for count, episode in zip(steps, self._trace.scan(columns=["rewards"], episodes=indices)):
             exported = episode[len(episode) - count :] if count < len(episode) else episode
             totals.append(np.ravel(exported.total_reward))
         known = [total.tolist() if len(total) == self._objectives else None for total in totals]
         return pa.array(known, list_of(pa.float64()))
 
-    def _seeds(self, places: Array) -> list[int | None]:
-        return [None if seed < 0 else seed for seed in self._table(places)["seed"].tolist()]
+    def _seeds(self, indices: Array) -> list[int | None]:
+        return [None if seed < 0 else seed for seed in self._table(indices)["seed"].tolist()]
 
-    def _large_seeds(self, places: Array) -> list[str | None]:
-        seeds = self._seeds(places)
-        large = [start.get("seed") for start in self._starts(places)]
+    def _large_seeds(self, indices: Array) -> list[str | None]:
+        seeds = self._seeds(indices)
+        large = [start.get("seed") for start in self._starts(indices)]
         return [
             str(seed) if seed is not None else str(found) if isinstance(found, int) else None
             for seed, found in zip(seeds, large)
         ]
 
-    def _options(self, places: Array) -> list[str | None]:
-        options = [start.get("options") for start in self._starts(places)]
+    def _options(self, indices: Array) -> list[str | None]:
+        options = [start.get("options") for start in self._starts(indices)]
         return [None if given is None else json_text(tagged(given)) for given in options]
 
-    def _starts(self, places: Array) -> list[dict[str, Any]]:
-        """Return the reset records of episodes; {} of one whose start was dropped."""
-        found: list[dict[str, Any]] = [{} for _ in places]
-        writers, rows = self._trace.content["writer"][places], self._trace.rows[places]
+    def _starts(self, indices: Array) -> list[dict[str, Any]]:
+        """Return the reset records of episodes; {} if the start was dropped."""
+        found: list[dict[str, Any]] = [{} for _ in indices]
+        writers, rows = self._trace.content["writer"][indices], self._trace.rows[indices]
         for number in np.unique(writers).tolist():
             mine = np.flatnonzero(writers == number)
             for index, start in self._trace.readers[number].starts_of(rows[mine]):
@@ -214,6 +216,6 @@ def _given(runs: StepRuns, path: Path) -> Array:
     return runs.columns[path] if path in runs.columns else objects([None] * runs.size)
 
 
-def _notes(notes: list[ArrowColumn], fields: list[pa.Field], runs: StepRuns) -> pa.Array:
-    arrays = [column.encoded(_given(runs, column.path)) for column in notes]
+def _annotations(annotations: list[ArrowColumn], fields: list[pa.Field], runs: StepRuns) -> pa.Array:
+    arrays = [column.encoded(_given(runs, column.path)) for column in annotations]
     return pa.StructArray.from_arrays(arrays, fields=fields)

@@ -1,4 +1,4 @@
-"""Traces in DuckDB: its views are datasets, to which it hands down the columns and conditions of a query."""
+"""Query traces in DuckDB: its views are datasets, which get the columns and conditions of a query."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ try:
 except ImportError as missing:
     raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
 
-_ROWS = 1000  # fetched at a time
+_ROWS = 1000  # rows fetched at a time
 
 
 def connection(traces: Sequence[RecordedEpisodes]) -> Any:
@@ -31,7 +31,7 @@ def connection(traces: Sequence[RecordedEpisodes]) -> Any:
 def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Iterator[list[Any]]]:
     """Run a query. Return the names of its columns, and its rows as plain values; NaN and infinities are None.
 
-    Raises InvalidOption, which has DuckDB's error; CorruptTrace.
+    Raises InvalidOption with DuckDB's error; CorruptTrace.
     """
     tables = _tables_of(traces)
     with _own_errors(tables, text):
@@ -43,7 +43,7 @@ def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
     shares = [share_of(trace) for trace in traces]
     tables = {name: TraceDataset(name, shares) for name in (STEPS, EPISODES)}
     for table in tables.values():
-        table.schema  # noqa: B018 - raises what is wrong with the traces, which DuckDB would make text of
+        table.schema  # noqa: B018 - raises errors of the traces here, because DuckDB would pass on only their text
     return tables
 
 
@@ -65,16 +65,16 @@ def _rows(result: Any, tables: dict[str, TraceDataset]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _own_errors(tables: dict[str, TraceDataset], text: str = "") -> Iterator[None]:
-    """Raise what a table has raised while DuckDB read it, or InvalidOption with DuckDB's error."""
+    """Raise the error of a table that DuckDB read; otherwise InvalidOption with DuckDB's error."""
     try:
         yield
     except duckdb.Error as error:
         for table in tables.values():
             if table.failure is not None:
                 raise table.failure from None
-        told, _, _ = str(error).partition("\n\nLINE")
+        text_of_error, _, _ = str(error).partition("\n\nLINE")
         why = next(filter(None, (table.why_missing(text) for table in tables.values())), "")
-        raise InvalidOption(f"sql: {' '.join(told.split())}{why}") from error
+        raise InvalidOption(f"sql: {' '.join(text_of_error.split())}{why}") from error
 
 
 def _plain(value: Any) -> Any:

@@ -48,7 +48,7 @@ class EpisodeRecorder:
         """Set the state of a new writer."""
         self.episode: Start | None = None
         self._state = IDLE
-        self._run = (0, 0)  # the row of the leading observation, over all slabs, and the index of the step after it
+        self._run = (0, 0)  # the row of the initial observation, over all slabs, and the index of the step after it
         self._annotations: dict[str, Any] = {}  # annotations of the next step
 
     @property
@@ -69,12 +69,12 @@ class EpisodeRecorder:
 
     def steps_taken(self) -> int:
         """Return the number of steps of the episode so far, including lost ones."""
-        lead, first_step = self._run
-        return first_step + max(0, self.slabs.next_row() - 1 - lead)  # the leading observation may not be there yet
+        initial_row, first_step = self._run
+        return first_step + max(0, self.slabs.next_row() - 1 - initial_row)  # its row may not be written yet
 
     def _continuation(self) -> tuple[Any, ...] | None:
         """Return the entry that continues the episode in the next slab: arguments of RowSlab.append()."""
-        self._state = state = self.state  # the flag of an end is in the slab before
+        self._state = state = self.state  # the previous slab has the flag of the end
         if self.episode is None:
             return None
         flags = log.RUNNING * (state is OPEN) | log.ENDED * (state is ENDED)
@@ -88,11 +88,11 @@ class EpisodeRecorder:
         self._recorder.next_episode += 1
 
     def try_begin_fast(self, start: Start, observation: Any) -> bool:
-        """Begin an episode whose reset observation fits its space exactly; return False if begin() must do it."""
+        """Begin an episode whose reset observation fits its space exactly; return False if begin() must be called."""
         recorder, slabs = self._recorder, self.slabs
         if not (slabs.fast_results and slabs.is_begun) or recorder.needs_attention or recorder.is_closed:
             return False
-        if slabs.logs_observations and not slabs.has_room_for_lead():
+        if slabs.logs_observations and not slabs.has_space_for_initial():
             return False
         # Before slab.start(): if Ctrl-C comes after that, the next reset ends the episode.
         recorder.next_episode += 1
@@ -108,8 +108,8 @@ class EpisodeRecorder:
             slabs.enable_fast_path()
         return True
 
-    def begin(self, start: Start, lead: bytes | None) -> None:
-        """Begin an episode. lead: the reset observation, packed; None if the run of steps begins later."""
+    def begin(self, start: Start, initial: bytes | None) -> None:
+        """Begin an episode. initial: the reset observation, packed; None if the run of steps begins later."""
         recorder = self._recorder
         recorder.next_episode += 1
         self._pause()
@@ -117,22 +117,22 @@ class EpisodeRecorder:
             return
         recorder.thread = threading.get_ident()
         clocks = start.utc, start.monotonic
-        flags = HAS_LEAD * (lead is not None)
+        flags = HAS_LEAD * (initial is not None)
         self.slabs.log(START, start.reset_record, flags, 0, start.episode, start.seed, *clocks)
         if recorder.failed:
             return
         self.episode, self._state = start, PAUSED
         self._run = (self.slabs.next_row(), 0)
-        if lead is not None:
-            self._open(lead)
+        if initial is not None:
+            self._open(initial)
 
-    def lead(self, first_step: int, observation: Observed) -> None:
-        """Begin a run of steps in the middle of the episode with its leading observation."""
+    def begin_run(self, first_step: int, observation: Observed) -> None:
+        """Begin a run of steps in the middle of the episode with the observation before its first step."""
         if self._recorder.is_closed:
             return
         slabs, state = self.slabs, self.state
         self._state = PAUSED if state is OPEN else state
-        slabs.make_room_for_lead()
+        slabs.make_space_for_initial()
         packed = slabs.put(observation)
         slabs.log(LEAD, b"", 0, 0, first_step)
         if not slabs.is_begun:
@@ -174,14 +174,14 @@ class EpisodeRecorder:
         self.episode, self._state = None, IDLE
 
     def end_without_row(self, outcome: int) -> None:
-        """End the episode at a step that is skipped, or with its leading observation. Later steps are another part."""
+        """End the episode at a step that is skipped, or at its initial observation. Later steps are another part."""
         if self.episode is not None and self.state is not ENDED:
             self.slabs.log(END, b"", 0, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self._pause()
         self._state = ENDED
 
     def _drop_incomplete_row(self) -> None:
-        """Remove what is recorded of a row that an exception, such as Ctrl-C, has prevented."""
+        """Remove the entries of a row that an exception, such as Ctrl-C, has interrupted."""
         kinds = self.slabs.drop_incomplete_row()
         if FLAG in kinds:
             self.slabs.slab.ended = False
@@ -192,7 +192,7 @@ class EpisodeRecorder:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def make_ready(self) -> None:
-        """Switch the slab if that is due, before a step that is recorded afterwards. Raises RecordingError, once."""
+        """Switch the slab if it is due, before a step that is recorded after its result. Raises RecordingError, once."""
         if self.slabs.is_due:
             self.slabs.switch_slab()
         self._recorder.report()
@@ -213,7 +213,7 @@ class EpisodeRecorder:
             recorder.attend()
         state = self.state
         if state is ENDED:
-            self.lead(self.steps_taken(), slabs.last_observation())
+            self.begin_run(self.steps_taken(), slabs.last_observation())
         elif state is not OPEN:
             return False
         now = recorder.clock.look(slabs.slab.rows)
@@ -239,7 +239,7 @@ class EpisodeRecorder:
     def record_result(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
         """Record the result of a step: the packed observation, and a reward of any type.
 
-        Writing may have failed during the step, in the thread. The result still belongs into the slab if that is begun.
+        Writing may have failed in the thread during the step. The result still goes into the slab if that is begun.
         """
         slabs, kind = self.slabs, type(reward)
         slab = slabs.slab
@@ -263,7 +263,7 @@ class EpisodeRecorder:
     def break_off(self, is_executed: bool = False) -> bool:
         """End the run of steps at a step that raised; return True if its row is incomplete, so that it is lost.
 
-        is_executed: the environment has taken the step, even if nothing of it is recorded.
+        is_executed: True if the environment has taken the step, even if none of it is recorded.
         """
         slabs = self.slabs
         slabs.forget_value()
@@ -277,8 +277,8 @@ class EpisodeRecorder:
 
     def skip_step(self) -> None:
         """Count a step that is not recorded, while no run of steps is open."""
-        lead, first_step = self._run
-        self._run = (lead, first_step + 1)
+        initial_row, first_step = self._run
+        self._run = (initial_row, first_step + 1)
         self._annotations = {}
 
     # -- annotations --------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class EpisodeRecorder:
     def annotate(self, values: dict[str, Any]) -> None:
         """Add snapshots of values to the next row."""
         if self.episode is not None:
-            self.slabs.slab.disable_fast_path()  # first: if Ctrl-C comes after, they do not go to a later step
+            self.slabs.slab.disable_fast_path()  # first: after a Ctrl-C, no later step must get them
             self._annotations.update(values)
 
     def log_annotations(self) -> None:

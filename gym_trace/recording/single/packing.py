@@ -1,4 +1,4 @@
-"""Pack values of a space for rows: values that fit the space as bytes, all others into the log."""
+"""Pack values of a space for rows: values that fit the space become bytes in the row, others go into the log."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RowPackers:
     """Packs observations and actions for the rows of a recorder.
 
     Args:
-        rows: gets the entries for the log.
-        recorder: packs values outside their space, and gets the warnings.
+        rows: receives the entries for the log.
+        recorder: packs values outside their space, and receives the warnings.
 
     Attributes:
         observation, action: the packers.

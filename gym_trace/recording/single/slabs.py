@@ -34,7 +34,7 @@ from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.single.packing import Packer, RowPackers, chunk_bytes_of
 from gym_trace.storage.interrupts import held_back
 
-LEAD_BYTES = 4 << 10  # log bytes of a typical episode start
+START_BYTES = 4 << 10  # log bytes of a typical episode start
 LOG_BYTES = 128 << 10  # log bytes of a slab if all values are in its rows
 VALUES_BYTES = 2 << 20  # log bytes of a slab if values are in the log
 MOST_ROWS = 1 << 16
@@ -53,14 +53,14 @@ class Observed(NamedTuple):
 
 
 class _NextSlab(NamedTuple):
-    """The first content of the next slab."""
+    """The initial content of the next slab."""
 
     entries: list[tuple[Any, ...]]  # arguments of RowSlab.append()
     pending_action: bytes | None
-    base: int  # rows in the slabs before
-    last_row: Observed  # the last of these
+    base: int  # number of rows in all previous slabs
+    last_row: Observed  # the last of these rows
     columns: set[int]  # columns of deltas whose value is among the entries
-    needed: int  # bytes
+    needed: int  # bytes of the content
 
 
 class RowSlabs:
@@ -120,11 +120,14 @@ class RowSlabs:
         """Set the state of a new writer."""
         self.slab = RowSlab(self.layout, self._fast_actions, self.fast_results, self.result_bytes)
         self.is_begun = False
-        self._base = 0  # rows in the slabs before
-        self._last_row = Observed(b"", {})  # in the slabs before; without the values of log_value()
+        self._base = 0  # number of rows in all previous slabs
+        self._last_row = Observed(b"", {})  # last row of the previous slabs, without the values of log_value()
         self._reward_type: Any = np.float64
         self._apart: Entries | None = None  # entries that are not in the log yet
-        self._values: tuple[int, Entries] = (-1, {})  # the last row whose observation has values in the log, and these
+        self._values: tuple[int, Entries] = (
+            -1,
+            {},
+        )  # the last row with observation values in the log, and these values
         self._next: _NextSlab | None = None  # while a slab is switched
         self.packers.forget()
         for column, packer in self.packers.deltas.items():
@@ -134,8 +137,8 @@ class RowSlabs:
 
     @property
     def is_due(self) -> bool:
-        """True if the slab must be switched before a row with a leading observation before it."""
-        slab, log_bytes = self.slab, self.layout.size + LEAD_BYTES + self.result_bytes
+        """True if the slab must be switched before an initial observation and a row."""
+        slab, log_bytes = self.slab, self.layout.size + START_BYTES + self.result_bytes
         if not (self.is_begun and slab.rows):
             return False
         is_full = slab.rows + 2 > self.most_rows or not slab.has_room(log_bytes)
@@ -146,13 +149,13 @@ class RowSlabs:
         """True if rewards are float64."""
         return self._reward_type is np.float64
 
-    def has_room_for_lead(self) -> bool:
-        """Return True if the slab has room for a typical episode start."""
-        return self.slab.rows < self.most_rows and self.slab.has_room(LEAD_BYTES)
+    def has_space_for_initial(self) -> bool:
+        """Return True if the slab has space for a typical episode start."""
+        return self.slab.rows < self.most_rows and self.slab.has_room(START_BYTES)
 
-    def make_room_for_lead(self) -> None:
-        """Make room for a leading observation, before it is packed."""
-        self.make_room(LEAD_BYTES)
+    def make_space_for_initial(self) -> None:
+        """Make space for an initial observation, before it is packed."""
+        self.make_room(START_BYTES)
 
     def enable_fast_path(self) -> None:
         """Let the slab accept steps until the clock must be looked at."""
@@ -180,7 +183,7 @@ class RowSlabs:
         slab.disable_fast_path()
         self.is_begun = False
         if slab.sequence > out.submitted:
-            with held_back():  # libraries turn the exception of a signal handler into one of theirs
+            with held_back():  # libraries replace the exception of a signal handler by their own
                 try:
                     segments, pending = self._decoder.decode(slab.sequence, slab.memory)
                 except Exception as error:  # any error: reported at the next step
@@ -228,7 +231,7 @@ class RowSlabs:
             self._next, self.is_begun = None, True
 
     def _next_slab(self, log_bytes: int) -> _NextSlab:
-        """Return the first content of the next slab: the open episode, and the entries of an incomplete row."""
+        """Return the initial content of the next slab: the open episode, and the entries of an incomplete row."""
         slab = self.slab
         carried = []
         if slab.sequence and slab.logged >= slab.rows:
@@ -262,7 +265,7 @@ class RowSlabs:
         return bool(slab.sequence) and (slab.logged >= slab.rows or slab.pending_action() is not None)
 
     def drop_incomplete_row(self) -> set[int]:
-        """Remove the log entries of a row that an exception, such as Ctrl-C, has prevented; return their kinds."""
+        """Remove the log entries of a row that an exception, such as Ctrl-C, interrupted; return their kinds."""
         slab = self.slab
         if not slab.sequence or self.recorder.failed:
             return set()

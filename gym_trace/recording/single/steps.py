@@ -30,14 +30,14 @@ _USUAL, _SKIPPED, _FILTERED, _AFTER_GAP = range(4)  # kinds of steps
 class StepRecorder:
     """Records the steps of one environment, each in two halves: the action before it is executed, then its result.
 
-    The caller first tries slab.record_action(), the fast path, then record_action(). If both decline, the step is a
-    special one, and the caller calls expect(). After the step it calls record_result(), unless slab.record_result() has
-    taken the result of a usual step; break_off() if the step raised. A copy is another writer, which begins with its
-    next reset.
+    The caller first tries slab.record_action(), the fast path, then record_action(). If both return False, the step is
+    special, and the caller calls expect(). After the step it calls record_result(), unless slab.record_result() has
+    recorded the result; or break_off(), if the step raised. A copy is another writer, which begins with its next
+    reset.
 
     Args:
         lane: lane of the episodes.
-        is_filtered: True if every step is a special one: a filter is asked, or the step may also be a reset.
+        is_filtered: True if every step is special: a filter decides about it, or it may also be a reset.
         lazy: True to create no files before the first reset.
     """
 
@@ -68,11 +68,11 @@ class StepRecorder:
         self.recorder.attach(self.slabs, self.episodes, lazy)
         self._pack_observation, self._pack_action = self.slabs.packers.observation, self.slabs.packers.action
         self._kind = _USUAL  # kind of the current step
-        self._forget()
+        self._reset_episode()
         self.recorder.save_at_exit(self)
 
-    def _forget(self) -> None:
-        """Forget the episode before."""
+    def _reset_episode(self) -> None:
+        """Reset the state of the previous episode."""
         self._step_index = 0
         self._last: Observed | None = None  # filtered mode: the observation before the next step
         self._before: Observed | None = None  # filtered mode: the observation before the current step
@@ -86,13 +86,13 @@ class StepRecorder:
     def upcoming(self, seed: int | None, options: dict[str, Any] | None, base_env: Any = None) -> Upcoming | None:
         """End the episode before a reset. Return the start of the next one, or None if it is not recorded.
 
-        base_env: unwrapped environment, whose generator's state is kept if there is no seed.
+        base_env: unwrapped environment; the state of its generator is recorded if there is no seed.
         """
         recorder, filters = self.recorder, self.filters
         self.episodes.end()
         recorder.warn_if_unrecorded()
         self._kind = _USUAL
-        self._forget()
+        self._reset_episode()
         if filters.any and not filters.keeps_episode(recorder.next_episode):
             self.episodes.skip_episode()
             return None
@@ -112,7 +112,7 @@ class StepRecorder:
             self._last = self._apart(observation)
             self.episodes.begin(start, None)
         elif not self.episodes.try_begin_fast(start, observation):
-            self.slabs.make_room_for_lead()
+            self.slabs.make_space_for_initial()
             self.episodes.begin(start, self._pack_observation(observation))
             recorder.report()
 
@@ -133,7 +133,7 @@ class StepRecorder:
 
     @using_recorder
     def record_action(self, action: Any) -> bool:
-        """Record an action that slab.record_action() has declined; return False if the step is a special one."""
+        """Record an action after slab.record_action() returned False; return False if the step is special."""
         episodes = self.episodes
         self._kind = _USUAL
         if self._is_filtered or not episodes.make_room():
@@ -162,7 +162,7 @@ class StepRecorder:
 
     @using_recorder
     def record_result(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """Record a result that slab.record_result() has declined, or that of a special step."""
+        """Record the result of a special step, or one for which slab.record_result() returned False."""
         kind, self._kind = self._kind, _USUAL
         if kind == _USUAL:
             packed = self._pack_observation(observation)
@@ -187,7 +187,7 @@ class StepRecorder:
 
     @using_recorder
     def lose(self) -> None:
-        """Record that a step was taken and may not be recorded whole: later steps are another part of the episode."""
+        """Record that a step was taken, but perhaps not recorded: later steps are another part of the episode."""
         kind, self._kind = self._kind, _USUAL
         if self._is_filtered:
             self._step_index += kind == _USUAL
@@ -206,7 +206,7 @@ class StepRecorder:
             after = self._apart(observation)
             if before is not None and action is not None and self.filters.keeps_step(index, reward):
                 if episodes.state is not OPEN:
-                    episodes.lead(index, before)
+                    episodes.begin_run(index, before)
                 if annotations:
                     episodes.annotate(annotations)
                 if episodes.make_room(switches=False) and episodes.record_action(slabs.put(action)):
@@ -219,10 +219,10 @@ class StepRecorder:
                 self._skip_filtered()
                 if terminated or truncated:
                     episodes.end_without_row(outcome_of(terminated))
-            self._last = after  # last: if an interrupt falls in before, the next step must not continue this one
+            self._last = after  # last: after an interrupt before this line, the next step must not continue this one
 
     def _skip_filtered(self) -> None:
-        """Leave out a step: those after it are another run."""
+        """Skip a step: later steps are another run."""
         self._annotations = {}
         episodes = self.episodes
         if episodes.state is OPEN or (episodes.state is ENDED and self.slabs.is_incomplete):  # ended by that very step
@@ -232,7 +232,7 @@ class StepRecorder:
     def _record_after_gap(self, observation: Any, terminated: Any, truncated: Any) -> None:
         """Skip a step whose first observation is unknown. Its last observation begins a run of steps."""
         episodes = self.episodes
-        episodes.lead(episodes.steps_taken(), self._apart(observation))
+        episodes.begin_run(episodes.steps_taken(), self._apart(observation))
         if terminated or truncated:
             episodes.end_without_row(outcome_of(terminated))
         self._unseen = False
@@ -262,5 +262,5 @@ class StepRecorder:
 
 
 def outcome_of(terminated: Any) -> Outcome:
-    """Return the outcome of an episode whose last step says that it has ended."""
+    """Return the outcome of an episode whose last step was terminated or truncated."""
     return Outcome.TERMINATED if terminated else Outcome.TRUNCATED

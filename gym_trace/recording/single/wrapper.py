@@ -40,8 +40,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     Args:
         env: any single Gymnasium environment.
         directory … keep_if: see RecordingOptions.
-        states: keep the state of the environment every N steps, so that env_at() can start there: for environments of
-            Gymnasium's MuJoCo and of ALE, and others that offer it (see gym_trace.recording.States).
+        states: record the state of the environment every N steps, so that env_at() can start there: for Gymnasium's
+            MuJoCo environments, ALE, and others that offer it (see gym_trace.recording.States).
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
             (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
             render_mode="rgb_array". Any recorded episode can also be filmed later, with gym-trace render.
@@ -144,12 +144,12 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self.set_generator(seeding.np_random(seed)[0].bit_generator.state)
 
     def set_generator(self, state: Mapping[str, Any]) -> None:
-        """Like reseed(), with a state as NumPy's bit generators give it."""
+        """Like reseed(), with a state of a bit generator of NumPy."""
         restore_generator(self._base_env, state)
         self.annotate(**{STATES + GENERATOR: dict(state)})
 
     def _end_episode(self, outcome: Outcome) -> None:
-        """End the open episode, if there is one, where the environment itself has not said that it is over."""
+        """End the open episode, if the environment has not ended it."""
         if self._steps.episodes.state in (OPEN, PAUSED):
             self._steps.end(outcome)
 
@@ -167,7 +167,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         return upcoming
 
     def _special_step(self, action: Any) -> Result:
-        """Do a step that is not recorded, is subject to a filter, is in fact a reset, or comes after a gap."""
+        """Do a step that is not recorded, is subject to a filter, is also a reset, or comes after a gap."""
         steps = self._steps
         steps.expect(action)
         try:
@@ -194,7 +194,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         return result
 
     def _begin_in_step(self, result: Result) -> None:
-        """Begin the episode that autoreset has begun in the same step that ended the one before."""
+        """Begin the episode that autoreset began in the step that ended the previous one."""
         upcoming = self._upcoming(None, None)
         if upcoming is not None:
             self._steps.begin(upcoming, result[0], autoreset.info_of_reset(result[4]))

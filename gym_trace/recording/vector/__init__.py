@@ -1,1 +1,1 @@
-"""Recording a vector environment, whose steps come for all lanes at a time."""
+"""Recording a vector environment, which steps all lanes together."""

@@ -1,4 +1,4 @@
-"""Batches of a vector environment taken apart: rows of observations and actions, and the infos of each lane."""
+"""Split batches of a vector environment: rows of observations and actions, and the infos of each lane."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class BatchPacker:
     """Copies batched values of a space into rows for its leaves.
 
     Args:
-        layout, space: of one lane.
+        layout, space: layout and space of one lane.
         lanes: the lanes of the environment, and those that are recorded.
-        recorder: packs values outside their space, and gets the warnings.
+        recorder: packs values outside their space, and receives the warnings.
     """
 
     def __init__(self, layout: Layout, space: Space[Any], lanes: Lanes, recorder: Recorder):
@@ -116,7 +116,7 @@ class BatchPacker:
         return packed
 
     def _complain_of(self, leaf: Leaf) -> None:
-        complaint = "got values that are not as the space says; recorded exactly as they are"
+        complaint = "got values outside the space; recorded exactly as they are"
         self._recorder.complain(leaf.label, complaint)
 
 
@@ -146,8 +146,8 @@ def infos_by_lane(
             continue
         rows = _rows(value, count, chosen)
         mask = _mask(infos.get(f"_{key}"), count)
-        for place in range(len(chosen)) if mask is None else mask[list(chosen)].nonzero()[0].tolist():
-            lanes[place][key] = rows[place]
+        for i in range(len(chosen)) if mask is None else mask[list(chosen)].nonzero()[0].tolist():
+            lanes[i][key] = rows[i]
     return lanes
 
 
@@ -172,7 +172,7 @@ def _chosen(info: Mapping[Any, Any], keys: Sequence[str] | None, without: Sequen
 
 
 def _mask(value: Any, count: int) -> Any:
-    """value as an array, if it can be a mask of the lanes."""
+    """Return value as an array if it can be a mask of the lanes, otherwise None."""
     try:
         mask = np.asarray(value) if isinstance(value, list) else plain_array(value)
     except ValueError:  # rows of several lengths
@@ -184,7 +184,7 @@ def _rows(value: Any, count: int, chosen: Sequence[int]) -> Sequence[Any]:
     """Return the value of each chosen lane; the whole value if it has no row per lane."""
     if len(chosen) < count and _is_batch(value, count) and is_on_device(value):
         return list(taken_rows(value, np.array(chosen, np.int64), count))
-    value = plain_array(value)  # also of tensors, before they are indexed lane by lane
+    value = plain_array(value)  # convert tensors before they are indexed lane by lane
     if isinstance(value, Mapping):
         return infos_by_lane(value, count, chosen=chosen)
     if _is_batch(value, count):

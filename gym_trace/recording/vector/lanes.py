@@ -1,4 +1,4 @@
-"""The lanes of a vector environment that are recorded, and their rows of a batch."""
+"""The recorded lanes of a vector environment, and their rows in a batch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Lanes:
 
     Args:
         count: number of lanes of the environment.
-        numbers: ascending numbers of the recorded ones; None: all.
+        numbers: ascending numbers of the recorded lanes; None: all.
     """
 
     def __init__(self, count: int, numbers: Array | None = None):
         self.count, self.numbers = count, numbers
         self.recorded = count if numbers is None else len(numbers)
-        self._indices: dict[Any, Any] = {}  # on each device
+        self._indices: dict[Any, Any] = {}  # index tensor of the recorded lanes on each device
 
     @classmethod
     def chosen(cls, count: int, lanes: Any) -> Lanes:
@@ -66,7 +66,7 @@ class Lanes:
 
 
 def taken_rows(batch: Any, rows: Array, count: int, indices: dict[Any, Any] | None = None) -> Any:
-    """Return rows of an array or list with count rows. Those on a device are gathered there, then copied.
+    """Return rows of an array or list with count rows. Rows on a device are gathered there, then copied.
 
     Args:
         indices: keeps rows as index tensors on each device, for the next batch.
@@ -113,7 +113,7 @@ def _gathered(batch: Any, rows: Array, indices: dict[Any, Any]) -> Any:
 
 
 def _numbers(count: int, lanes: Any) -> Array:
-    """Return the ascending numbers that the option stands for; they may be out of range."""
+    """Return the ascending lane numbers of the option; they may be out of range."""
     if isinstance(lanes, slice):
         return np.sort(np.arange(count)[lanes])
     array = np.asarray(plain_array(lanes))

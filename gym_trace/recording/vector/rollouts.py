@@ -1,4 +1,4 @@
-"""Rollouts: arrays of many steps of many lanes, recorded as if they had come step by step."""
+"""Record rollouts, arrays of many steps of many lanes, as if they had been recorded step by step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FINAL = "final_obs"
 
 
 class Batch(NamedTuple):
-    """The arrays of one call, checked: NumPy's, time first, then lanes.
+    """The checked arrays of one call, as NumPy arrays (times, lanes, ...).
 
-    observations has one row more than the others, unless the one after the last step is not known yet.
+    observations has one row more than the others, unless the observation after the last step is not known yet.
     """
 
     observations: Tree
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     infos: dict[str, Any]
     times: int
     lanes: int
-    is_whole: bool  # the observation after the last step is there
+    is_whole: bool  # True if it has the observation after the last step
 
     @classmethod
     def of(
@@ -87,11 +87,11 @@ class Batch(NamedTuple):
 
 
 class RolloutRecorder:
-    """Records rollouts of all lanes; each goes on where the last one ended.
+    """Records rollouts of all lanes; each continues the previous one.
 
     Args:
-        make: makes the steps of a recorder for a number of lanes, an autoreset mode, and the first observation and
-            action of a lane.
+        make: returns LaneSteps for a number of lanes, an autoreset mode, and the first observation and action of a
+            lane.
     """
 
     def __init__(self, make: Callable[[int, str, Any, Any], LaneSteps], autoreset: Any, batch: Batch):
@@ -101,15 +101,15 @@ class RolloutRecorder:
         self._is_begun = False  # episodes are open in all lanes
         self._over = np.zeros(batch.lanes, np.bool_)  # DISABLED: lanes whose episode has ended
         self._last: Tree | None = None  # the observations after the last step, if they are known
-        self._held: _Held | None = None  # the last step, if its observations are not there yet
+        self._held: _Held | None = None  # the last step, if its observations are not known yet
 
     def add(self, batch: Batch, autoreset: Any) -> None:
-        """Record a rollout. Raises InvalidOption if it does not continue the one before."""
+        """Record a rollout. Raises InvalidOption if it does not continue the previous one."""
         self._demand_like_before(batch, autoreset)
         try:
             self._add(batch)
         except BaseException:
-            self.steps.slabs.begin_event()  # which nothing ends: the state of the lanes is unknown
+            self.steps.slabs.begin_event()  # without an end: the state of the lanes is unknown
             self._last = self._held = None
             if not self.steps.recorder.failed:
                 complaint = "it was interrupted; each lane is recorded again from its next episode on, or after end()"
@@ -124,11 +124,11 @@ class RolloutRecorder:
         self.steps.slabs.end(outcome)
 
     def drop_held(self) -> None:
-        """Give up a step whose observations never came."""
+        """Drop a step whose observations were never passed."""
         if self._held is not None:
             self._held = None
             self.steps.recorder.complain(
-                "observations", "the last step of the rollouts is not recorded: nothing came of it; pass T + 1 rows"
+                "observations", "the last step of the rollouts is not recorded: its result is missing; pass T + 1 rows"
             )
 
     def _demand_like_before(self, batch: Batch, autoreset: Any) -> None:
@@ -267,9 +267,9 @@ def _flags(value: Tree, name: str) -> Array:
     return value if value.dtype == np.bool_ else value != 0
 
 
-def _at(tree: Tree, place: Any) -> Tree:
+def _at(tree: Tree, index: Any) -> Tree:
     """Return the rows at an index of all arrays."""
-    return tree[place] if type(tree) is np.ndarray else mapped(lambda array: array[place], tree)
+    return tree[index] if type(tree) is np.ndarray else mapped(lambda array: array[index], tree)
 
 
 def _copied(tree: Tree) -> Tree:

@@ -29,19 +29,19 @@ from gym_trace.storage.interrupts import held_back
 
 _ROWS = 128  # rows of each lane in a slab, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
-_LEAST_LOG, _INFO = 64 << 10, 64  # bytes of a log, and what an info of a lane may take of it
-_AHEAD = 2  # slabs that may wait for the thread: NumPy releases the interpreter lock over such large arrays
+_LEAST_LOG, _INFO = 64 << 10, 64  # min bytes of a log; bytes of the log per info of a lane
+_AHEAD = 2  # slabs that may wait for the thread, which runs while NumPy copies large arrays
 _SLABS = 3  # full slabs, and the one being filled
 
 
 class LaneSlabs:
     """Fills slabs with steps of all lanes, and records the episodes in them.
 
-    Usual steps are recorded by .slab. It declines a step if anything is due, and all values without the form of its
-    columns. Then, and before each reset, the caller asks if they are ready(), and calls begin_event(); add() ends that.
-    If the next step or reset finds an event begun, or actions without a result, it was interrupted, such as
-    by Ctrl-C, and the state of the lanes is unknown: their episodes are cut, and each lane is recorded again from its
-    next episode on.
+    .slab records usual steps. It returns False for a step if an action is due, and for values with another dtype or
+    shape than its columns. Then, and before each reset, the caller calls ready() and begin_event(); add() ends the
+    event. If the next step or reset finds an event begun, or actions without a result, the last one was interrupted,
+    such as by Ctrl-C. The state of the lanes is then unknown: their episodes are cut, and each lane is recorded again
+    from its next episode on.
 
     Args:
         recorder: opens the ring, writes the slabs, and issues the warnings.
@@ -126,7 +126,7 @@ class LaneSlabs:
 
     def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""
-        with held_back():  # libraries turn the exception of a signal handler into one of theirs
+        with held_back():  # libraries replace the exception of a signal handler by their own
             contents = LaneEvents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
             return decoded(self._layout, contents, self._first_state or LaneState.initial(self._count))
 
@@ -159,7 +159,7 @@ class LaneSlabs:
             ring = recorder.ring
             if recorder.failed or ring is None:
                 return
-            ring.sequence = done  # an interrupt may have come after it was counted
+            ring.sequence = done  # an interrupted call may have incremented it
             payloads, pending = (0, 0) if before is None else before.payloads, self.pending_actions()
             slab = LaneSlab(*self._trees, self._layout.times, self._layout.mode == SAME_STEP)
             writer = LaneWriter(self._layout, slab, *ring.next_slab(), packed, payloads)
@@ -169,9 +169,9 @@ class LaneSlabs:
             self.slab, self._writer, self._first_state = slab, writer, state
 
     def _put(self, put: Callable[[LaneWriter, Any], None], what: Any) -> None:
-        """Write an event, or actions, to the slab, or to the next one if there is no room.
+        """Write an event, or actions, to the slab, or to the next one if it is full.
 
-        Writing may have failed since the step began, in the thread. What comes of it still belongs into an open slab.
+        Writing may have failed in the thread since the step began. The result still goes into an open slab.
         """
         writer, out = self._writer, self.recorder.out
         if writer is None or writer.sequence <= out.submitted:
@@ -201,7 +201,7 @@ class LaneSlabs:
         if self.state is State.WAITING or self.slab.is_waiting:
             self._put(LaneWriter.end, End(None, time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
-                self.filters.lose_track()
+                self.filters.mark_unknown()
         self.state = State.IDLE
         writer = self._writer
         if writer is None or writer.sequence <= recorder.out.submitted:
@@ -240,7 +240,7 @@ class LaneSlabs:
             self.switch_slab()
 
     def output_buffers(self) -> OutputBuffers:
-        """Return the output arrays for the next step: the same ones if asked again."""
+        """Return the output arrays for the next step; the same ones on each call."""
         buffers = None if self._writer is None else self._writer.output_buffers()
         return buffers or buffers_of_no_slab(self._layout)
 
@@ -276,9 +276,9 @@ def _demand_room(slab_bytes: int) -> None:
 
 
 class LaneFilters:
-    """Call filters in the caller's thread, so that their exceptions reach the caller.
+    """Calls filters in the caller's thread, so that their exceptions reach the caller.
 
-    An episode gets its id when its filter is called. If that raises, or anything after it, the id is not used again.
+    An episode gets its id when its filter is called. After an exception, the id is not reused.
     """
 
     def __init__(self, filters: Filters, mode: str, count: int):
@@ -289,12 +289,12 @@ class LaneFilters:
         """Reset the state: no lane is known, and no episode has begun."""
         self._lanes, self._episodes = np.zeros(self._count, LANE), 0
 
-    def lose_track(self) -> None:
+    def mark_unknown(self) -> None:
         """Mark all lanes as unknown until an episode begins."""
         self._lanes["open"] = self._lanes["pending"] = False
 
     def reset(self, lanes: Array) -> Array:
-        """Return the ids of the episodes that begin in lanes; -1 for those that are not recorded."""
+        """Return the ids of the episodes that begin in lanes; -1 for episodes that are not recorded."""
         new = np.zeros(len(lanes), LANE)
         ids = self._ids(len(lanes))
         new["open"], new["skipped"] = True, ids < 0
@@ -302,7 +302,7 @@ class LaneFilters:
         return ids
 
     def step(self, rewards: Any, ended: Array) -> tuple[Array, Array]:
-        """Return for each lane the id of the recorded episode that begins with a step, or -1; and True for kept steps.
+        """Return the id of the recorded episode that begins with a step, or -1, by lane; and True for recorded steps.
 
         ended: True for lanes whose step reports the end of an episode.
         """
@@ -312,7 +312,7 @@ class LaneFilters:
         kept, ids = np.zeros(self._count, np.bool_), np.full(self._count, -1)
         for lane in np.flatnonzero(steps & ~lanes["skipped"]).tolist():
             kept[lane] = self._filters.keeps_step(int(lanes["steps"][lane]), rewards[lane])
-        begun = resets | (steps & ended & open_)  # an episode open after an end is another one
+        begun = resets | (steps & ended & open_)  # a lane open after an end has a new episode
         ids[begun] = self._ids(int(begun.sum()))
         lanes["steps"] += steps
         lanes["steps"][begun], lanes["skipped"][begun] = 0, ids[begun] < 0

@@ -1,4 +1,4 @@
-"""Steps of all lanes as they happen: batches taken apart, filters, infos, annotations, resets."""
+"""Record the steps of all lanes as they happen: batches, filters, infos, annotations, resets."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Result = tuple[Any, Any, Any, Any, Any]  # result of a step in vector environmen
 class UpcomingReset(NamedTuple):
     """A reset before it happens."""
 
-    lanes: Array  # the recorded ones
-    reset: Array  # all of them, as the environment numbers them
-    is_whole: bool  # of all lanes
+    lanes: Array  # the recorded lanes
+    reset: Array  # all lanes that are reset, by their numbers in the environment
+    is_whole: bool  # True if all lanes are reset
     options: bytes | None  # packed
-    ids: Array | None  # of the episodes, with filters
+    ids: Array | None  # ids of the episodes; None without filters
     utc: int
     monotonic: int
 
@@ -47,13 +47,13 @@ class UpcomingReset(NamedTuple):
 class LaneSteps:
     """Records the steps of all lanes, each in two halves: the actions before they are executed, then their results.
 
-    The caller first tries slab.record_action(), then record_action(); if both decline, the step is not recorded. After
-    the step it calls record_result(), unless slab.record_result() has taken the result. If the step raises, it calls
-    nothing: the next step or reset finds the actions without a result. A copy is another writer, in which each lane
-    begins with its next episode.
+    The caller first tries slab.record_action(), then record_action(); if both return False, the step is not recorded.
+    After the step it calls record_result(), unless slab.record_result() has recorded the result. If the step raises, it
+    calls neither: the next step or reset finds the actions without a result. A copy is another writer, in which each
+    lane begins with its next episode.
 
     Args:
-        spaces: of the observation and action of one lane.
+        spaces: observation space and action space of one lane.
         lanes: the lanes of the environment, and those that are recorded.
         mode: autoreset mode.
         lazy: True to create no files before the first reset.
@@ -104,7 +104,7 @@ class LaneSteps:
     def upcoming(self, options: Mapping[str, Any] | None) -> UpcomingReset | None:
         """Return a reset that is about to happen, of all lanes or those in options["reset_mask"]; None: not recorded.
 
-        An exception until begin() leaves the state of the lanes unknown.
+        After an exception before begin(), the state of the lanes is unknown.
         """
         recorder, slabs = self.recorder, self.slabs
         if not slabs.ready():
@@ -115,7 +115,7 @@ class LaneSteps:
         try:
             reset = np.arange(self._lanes.count) if mask is None else self._lanes_in(mask)
         except Exception as error:  # user objects may raise anything
-            self._cannot_tell("flags in a reset_mask", error)
+            self._warn_skipped("flags in a reset_mask", error)
             return None
         lanes = reset if self._lanes.numbers is None else np.flatnonzero(np.isin(self._lanes.numbers, reset))
         given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
@@ -151,7 +151,7 @@ class LaneSteps:
             ]
             batch = self._observations.batch(observations, None if len(rows) == count else rows, count)
         except Exception as error:  # user objects may raise anything
-            self._cannot_tell("observations and infos of a reset", error)
+            self._warn_skipped("observations and infos of a reset", error)
             return
         records, given = [start.reset_record for start in starts], np.array([start.seed for start in starts], np.int64)
         slabs.add(Reset(lanes, batch, given, records, upcoming.ids, upcoming.utc, upcoming.monotonic))
@@ -161,7 +161,7 @@ class LaneSteps:
 
     @using_recorder
     def record_action(self, actions: Any) -> bool:
-        """Record actions that slab.record_action() has declined; return False if that is impossible."""
+        """Record actions after slab.record_action() returned False; return False if that is impossible."""
         slabs = self.slabs
         if slabs.state is State.TAKEN_OVER:
             self.recorder.warn_of_copy()
@@ -173,14 +173,14 @@ class LaneSteps:
         try:
             packed_actions = self._actions.step(actions, slabs.output_buffers().actions)
         except Exception as error:  # user objects may raise anything
-            self._cannot_tell("actions of a step", error)
+            self._warn_skipped("actions of a step", error)
             return False
         slabs.record_actions(packed_actions)
         return True
 
     @using_recorder
     def record_result(self, result: Result, annotations: dict[str, Rows]) -> None:
-        """Record the results of a step that slab.record_result() has declined, or that has more to record."""
+        """Record the results of a step with further values, or after slab.record_result() returned False."""
         slabs = self.slabs
         if not slabs.slab.is_waiting:  # the process forked within the step
             return
@@ -200,7 +200,7 @@ class LaneSteps:
                 rewards = self._rewards(rewards)
                 packed_rewards = self._packed_rewards(rewards)
         except Exception as error:
-            self._cannot_tell("rewards, terminations and truncations of a step", error)
+            self._warn_skipped("rewards, terminations and truncations of a step", error)
             return
         ids = kept = finals = step_infos = reset_infos = None
         if slabs.filters is not None:
@@ -219,7 +219,7 @@ class LaneSteps:
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
             packed_observations = self._observations.step(observations, buffers.observations)
         except Exception as error:
-            self._cannot_tell("observations and infos of a step", error)
+            self._warn_skipped("observations and infos of a step", error)
             return
         more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=annotations, ids=ids, kept=kept)
         actions = slabs.pending_actions() or []
@@ -245,8 +245,8 @@ class LaneSteps:
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
-    def _cannot_tell(self, what: str, error: Exception) -> None:
-        """Warn that a step or reset cannot be recorded; it is treated as one that raised."""
+    def _warn_skipped(self, what: str, error: Exception) -> None:
+        """Warn that a step or reset cannot be recorded; it is treated as if it had raised."""
         raise_if_of_signal(error)
         self.recorder.complain("lanes", f"the {what}: not one per lane; skipped ({error!r:.200})")
 
@@ -273,7 +273,7 @@ class LaneSteps:
         values = self.recorder.plain("rewards", values)
         try:
             rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
-        except ValueError:  # each of another shape
+        except ValueError:  # rewards have different shapes
             rewards = objects(list(values))
         if rewards.shape[:1] != (self._count,):
             raise ValueError(f"rewards of shape {rewards.shape}")
@@ -297,7 +297,7 @@ class LaneSteps:
         return packed
 
     def _packed_infos(self, infos: Any, rows: Sequence[int], count: int) -> list[bytes]:
-        """Return infos as MessagePack. rows: which, in infos of count lanes."""
+        """Return rows of the infos of count lanes as MessagePack."""
         finals = (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
             chosen = infos_by_lane(infos, count, self._info_keys, finals, rows)

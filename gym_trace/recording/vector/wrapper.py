@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     _Wrapper = vector.VectorWrapper[Any, Any, Any, Any, Any]
 else:
-    _Wrapper = vector.VectorWrapper  # which is generic since Gymnasium 1.4
+    _Wrapper = vector.VectorWrapper  # generic since Gymnasium 1.4
 
 _FLOAT = np.dtype("<f8")
 
@@ -61,9 +61,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
     Args:
         envs: any Gymnasium vector environment.
         directory … keep_if: see RecordingOptions.
-        lanes: record only these lanes: a slice, a mask, their numbers, or how many, spread evenly over all. They keep
+        lanes: record only these lanes: a slice, a mask, their numbers, or a count, spread evenly over all. They keep
             their numbers. Tensors on a device are gathered there, so that only these rows are copied.
-        states: keep the states of all lanes every N steps after a reset of all of them, so that env_at() can start
+        states: record the states of all lanes every N steps after a reset of all lanes, so that env_at() can start
             there: in a SyncVectorEnv of environments that offer it; see TraceRecordingWrapper.
 
     Attributes:
@@ -72,7 +72,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
-        InvalidOption: an argument does not make sense, or envs is an EnvPool in its asynchronous mode.
+        InvalidOption: an argument is invalid, or envs is an EnvPool in its asynchronous mode.
     """
 
     directory: Path
@@ -121,7 +121,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Resets all lanes, or those in options["reset_mask"]. Unfinished episodes are kept as "cut"."""
+        """Reset all lanes, or the lanes in options["reset_mask"]. Unfinished episodes are kept as "cut"."""
         upcoming = self._steps.upcoming(options)  # before Gymnasium takes the mask out of the options
         if upcoming is None:
             return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps all lanes and records the step."""
+        """Step all lanes and record the step."""
         if self._states is not None:
             self._keep_states(self._states)
         slabs, steps, pick, annotations = self._slabs, self._steps, self._pick, self._steps.annotations
@@ -163,7 +163,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def close(self, **kwargs: Any) -> None:
         """Save the trace, then close the environment. Closing twice is fine."""
-        if "_recorder" not in self.__dict__:  # it could not be made, and Gymnasium before 1.3 closes what is collected
+        if "_recorder" not in self.__dict__:  # __init__ failed; Gymnasium before 1.3 calls close() in __del__
             return
         try:
             self._recorder.close()
@@ -173,24 +173,24 @@ class TraceRecordingVectorWrapper(_Wrapper):
     # -- more to record -----------------------------------------------------------------------------------------------
 
     def annotate(self, **values: Any) -> None:
-        """Records further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
+        """Record further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
 
         Call it before step(). Each value has one row for each lane. Raises UnstorableValue, InvalidOption.
         """
         self._steps.annotate(values)
 
     def flush(self) -> None:
-        """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
         self._recorder.flush()
 
     def secure(self) -> None:
-        """Returns when the steps so far survive the death of this process: mostly they do already. As flush()."""
+        """Make all steps so far survive a kill, also without memory-mapped files. Raises like flush()."""
         self._recorder.secure()
 
     # -- states -------------------------------------------------------------------------------------------------------
 
     def _offered_states(self, every: int, filters: Filters) -> list[tuple[Any, States]]:
-        """Return each lane's environment and how to get its state. Raises InvalidOption."""
+        """Return each lane's environment and the States to get its state. Raises InvalidOption."""
         envs = self.unwrapped
         if not isinstance(envs, vector.SyncVectorEnv):
             raise InvalidOption(f"states={every!r}: the lanes of {type(envs).__name__} give no access to their states; "
@@ -200,7 +200,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return [(envs.envs[lane], offered_states(envs.envs[lane], every)) for lane in self.lanes]
 
     def _keep_states(self, states: list[tuple[Any, States]]) -> None:
-        """Record the states before the next step of those lanes where they are due."""
+        """Record the states before the next step of the lanes where they are due."""
         if self._since_reset and not self._since_reset % int(self._states_every or 1):
             self._due[:] = True
         self._since_reset += 1
@@ -216,7 +216,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     # -- copies -------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if isinstance(self.unwrapped, vector.AsyncVectorEnv):  # copying its pipes would break those that it has
+        if isinstance(self.unwrapped, vector.AsyncVectorEnv):  # a copy would break its pipes
             raise TypeError("an AsyncVectorEnv, whose lanes are processes, cannot be copied; copy a SyncVectorEnv")
         return {name: value for name, value in self.__dict__.items() if name not in ("_recorder", "_slabs")}
 

@@ -1,1 +1,1 @@
-"""New traces made of recorded ones, with every episode as it was recorded; the public path is gym_trace.edit."""
+"""Edits: new traces with the episodes of recorded ones; the public path is gym_trace.edit."""

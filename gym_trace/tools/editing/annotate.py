@@ -32,12 +32,12 @@ def annotate_trace(
         TraceNotFound, CorruptTrace, OSError
     """
     storage = writable_storage_of(as_trace(trace))
-    with changed_facts(storage) as said:
+    with changed_facts(storage) as stored:
         for name in [unset] if isinstance(unset, str) else unset:
-            name = name if name in said else SPELT.get(name, name)
-            if name not in said:
-                there = f"; it has {', '.join(map(shown, said))}" if said else ", and no other facts"
-                raise InvalidOption(f"unset: no fact {shown(name)} in this trace{there}")
-            del said[name]
-        said |= checked(facts or {})
-    return said
+            name = name if name in stored else SPELT.get(name, name)
+            if name not in stored:
+                known = f"; it has {', '.join(map(shown, stored))}" if stored else ", and no other facts"
+                raise InvalidOption(f"unset: no fact {shown(name)} in this trace{known}")
+            del stored[name]
+        stored |= checked(facts or {})
+    return stored

@@ -1,4 +1,4 @@
-"""Columns of a trace are dropped, renamed, computed from others, or added."""
+"""Drop, rename, add or compute columns of a trace."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def rename_columns(
     in_place: bool = False,
     on_progress: Progress | None = None,
 ) -> EditReport:
-    """Write a trace with other names of annotations; all columns are copied as stored. All others have fixed names.
+    """Write a trace with renamed annotations; all columns are copied as stored. Other columns have fixed names.
 
     Args:
         names: old to new name of annotations, each with or without "annotations." in front.
@@ -257,7 +257,7 @@ def _mappable(trace: Trace, name: str) -> ColumnPath:
 
 
 def _new_annotation(trace: Trace, name: str, renamed: Collection[ColumnPath] = ()) -> ColumnPath:
-    """Return the path of a new annotation. renamed: those that get other names. Raises InvalidOption."""
+    """Return the path of a new annotation. renamed: annotations that get other names. Raises InvalidOption."""
     new = name.removeprefix("annotations.")
     if not new or new in COLUMNS or new.startswith(STATES):
         raise InvalidOption(f"{shown(name)}: invalid name of an annotation; pass another")
@@ -277,7 +277,7 @@ class _Computed:
         self.path, self.name = path, name
         self.by = policy_name(function)
         self._function = function
-        self._type: tuple[str, int] | None = None  # type of the rows, and the first episode that has it
+        self._type: tuple[str, int] | None = None  # type of the rows, and the first episode
 
     def rows(self, episode: Episode) -> Rows:
         """Return the rows of an episode, checked. Raises InvalidOption, UnstorableValue, TraceError."""
@@ -324,7 +324,7 @@ class _Computed:
 
 
 class _ComputedRows:
-    """Gives chunks the rows of columns that functions compute, episode by episode."""
+    """Adds the rows of computed columns to chunks, episode by episode."""
 
     def __init__(self, columns: list[_Computed]):
         self._columns = columns
@@ -360,7 +360,7 @@ class _ComputedRows:
         rows = {
             column.path: column.rows(source.trace[index]) for column in self._columns
         }  # a function may change its own
-        if is_lost:  # its first step is stored, but not shown
+        if is_lost:  # its first step is stored, but readers skip it
             rows = {path: _joined([_unknown_row(some), some]) for path, some in rows.items()}
         return episode.first_step - is_lost, rows
 
@@ -386,23 +386,23 @@ def _dropped(trace: Trace, names: list[str]) -> set[ColumnPath]:
     """Return the paths, or beginnings of paths, to drop. Raises InvalidOption."""
     if not names:
         raise InvalidOption(f"columns: name those to drop: {_choices(trace)}")
-    there = _paths(trace)
+    existing = _paths(trace)
     dropped: set[ColumnPath] = set()
     for name in names:
         root, dot, rest = str(name).partition(".")
         path: ColumnPath = (root, rest) if dot else (root,)
         if root in COLUMNS and root not in DROPPABLE:
             raise InvalidOption(f"columns: {root} cannot be dropped, a trace is made of them; {_choices(trace)}")
-        if root not in DROPPABLE or (dot and root == "infos") or not any(one[: len(path)] == path for one in there):
+        if root not in DROPPABLE or (dot and root == "infos") or not any(one[: len(path)] == path for one in existing):
             raise InvalidOption(f"columns: this trace has no {shown(name)}; {_choices(trace)}")
         dropped.add(path)
     return dropped
 
 
 def _choices(trace: Trace) -> str:
-    there = _paths(trace)
-    names = [root for root in DROPPABLE if any(path[0] == root for path in there)] + _annotations(trace)
-    return f"it can do without {', '.join(names)}" if names else "it has nothing that it can do without"
+    existing = _paths(trace)
+    names = [root for root in DROPPABLE if any(path[0] == root for path in existing)] + _annotations(trace)
+    return f"columns that can be dropped: {', '.join(names) or 'none'}"
 
 
 def _mappable_columns(trace: Trace) -> str:
@@ -428,10 +428,10 @@ def _paths(trace: Trace) -> set[ColumnPath]:
 
 def _without_info(start: bytes) -> bytes:
     """Return a row of starts without the info of the reset, if it has one."""
-    said = unpack(start)
-    if not isinstance(said, dict) or "reset_info" not in said:
+    record = unpack(start)
+    if not isinstance(record, dict) or "reset_info" not in record:
         return start
-    return pack_lenient({key: value for key, value in said.items() if key != "reset_info"})[0]
+    return pack_lenient({key: value for key, value in record.items() if key != "reset_info"})[0]
 
 
 def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:

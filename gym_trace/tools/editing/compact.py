@@ -29,7 +29,7 @@ from gym_trace.tools.editing.rewrite import (
 )
 from gym_trace.tools.editing.sources import TraceOrPath, opened
 
-_MOST_SCHEMA = 4 << 20  # bytes of the schemas of all origins in one file, which each of its batches repeats
+_MOST_SCHEMA = 4 << 20  # bytes of the schemas of all origins of a file; each of its batches repeats them
 
 
 def compact_trace(
@@ -41,8 +41,8 @@ def compact_trace(
 ) -> EditReport:
     """Rewrite many small writers and batches as few files with full chunks.
 
-    Every episode keeps its writer, with the metadata of that, its id and its place in the trace. Writers of the same
-    spaces share files; chunks that are well filled are copied without being decoded.
+    Every episode keeps its writer with its metadata, its id and its position in the trace. Writers with the same
+    spaces share files; well filled chunks are copied without being decoded.
 
     Args:
         trace: a trace, or a directory; not a view. No writer is recording it.
@@ -53,7 +53,7 @@ def compact_trace(
     Raises:
         InvalidOption: the trace is a view, or no destination, or it cannot be edited in place here.
         TraceError: a writer is still recording, or another process edits the trace.
-        CorruptTrace: some of it is damaged: repair it first.
+        CorruptTrace: the trace is damaged; repair it first.
         TraceNotFound, TraceExists, UnsupportedTrace
         RecordingError: the new trace could not be written.
     """
@@ -102,7 +102,7 @@ def _groups(selections: Iterable[Selection]) -> Iterator[list[Selection]]:
     sizes: dict[Any, int] = {}
     for number, one in enumerate(selections):
         reader = one.reader
-        key: Any = number  # a group of its own
+        key: Any = number  # this writer is not grouped
         if not len(reader.fragments) or int(reader.fragments["episode"].max()) >> ID_BITS == 0:
             spaces = [reader.about_or_empty.raw.get(name) for name in ("observation_space", "action_space")]
             key = pack_lenient(spaces)[0], _columns_of(reader)
@@ -126,7 +126,7 @@ def _output_of(group: list[Selection], existing: set[str]) -> Output:
     if len(group) == 1 and first.writer not in existing:
         existing.add(first.writer)
         schema = {key: value for key, value in first.about_or_empty.raw.items() if key not in ("batch", "type")}
-        schema["writer"] = first.writer  # the name of the files is what counts
+        schema["writer"] = first.writer  # file names decide about the id
         return Output(schema, [source_of(group[0])], entries_of(first), group)
     origins = [Origin(one.reader.writer, one.reader.about_or_empty.raw, entries_of(one.reader)) for one in group]
     sources = joined_sources(source_of(one, number) for number, one in enumerate(group))

@@ -37,7 +37,7 @@ def filter_trace(
     in_place: bool = False,
     on_progress: Progress | None = None,
 ) -> EditReport:
-    """Write a new trace with some of the episodes of another; a view of a trace has those that it shows.
+    """Write a new trace with some episodes of a trace, or with the episodes of a view.
 
     Episodes keep their writer, id and order; writers without episodes are skipped. Batches and chunks that are kept
     whole are copied as stored, without being decoded.
@@ -183,17 +183,17 @@ def _by_value(trace: Trace, by: str) -> tuple[list[str], Array]:
     values = list(dict.fromkeys(of_writer[number] for number in np.unique(table["writer"]).tolist()))
     if len(values) > _MOST_PARTS:
         raise InvalidOption(f"by={by!r}: there would be {len(values):,} parts; at most {_MOST_PARTS}")
-    place = np.array([values.index(value) if value in values else -1 for value in of_writer])
-    return _named(values), place[table["writer"]]
+    part_of_writer = np.array([values.index(value) if value in values else -1 for value in of_writer])
+    return _named(values), part_of_writer[table["writer"]]
 
 
 def _named(values: list[str]) -> list[str]:
-    """Return names of directories for untrusted texts."""
+    """Return unique directory names for untrusted texts."""
     names: list[str] = []
     for value in values:
         plain = re.sub(r"[^A-Za-z0-9_.-]", "_", value)[:100].lstrip(".") or "none"
-        taken, name, number = {name.lower() for name in names}, plain, 2
-        while name.lower() in taken:
+        used, name, number = {name.lower() for name in names}, plain, 2
+        while name.lower() in used:
             name, number = f"{plain}-{number}", number + 1
         names.append(name)
     return names
@@ -212,6 +212,6 @@ def _by_hash(trace: Trace, fractions: Mapping[str, float], seed: int) -> tuple[l
         start = np.array([seed % (1 << 64)], np.uint64)
     except TypeError as error:
         raise InvalidOption(f"seed={shown(seed)}: pass an integer") from error
-    places = mixed((keys ^ mixed(start + GOLDEN)) + GOLDEN) / 2.0**64
+    fractions_of_episodes = mixed((keys ^ mixed(start + GOLDEN)) + GOLDEN) / 2.0**64
     bounds = np.cumsum(list(fractions.values()))[:-1]
-    return list(fractions), np.searchsorted(bounds, places, side="right")
+    return list(fractions), np.searchsorted(bounds, fractions_of_episodes, side="right")

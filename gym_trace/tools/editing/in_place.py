@@ -1,4 +1,4 @@
-"""Destinations of edits: a new directory, or the place of the trace, which is replaced atomically."""
+"""Destinations of edits: a new directory, or the directory of the trace, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Seen = dict[str, list[int]]
 
 
 def report_for(source: Trace, destination: str | os.PathLike[str] | None, in_place: bool) -> EditReport:
-    """Return an empty report of an edit. Raises InvalidOption unless it has one place to write to."""
+    """Return an empty report of an edit. Raises InvalidOption unless it has exactly one destination."""
     if in_place != (destination is None):
         raise InvalidOption("pass either a new directory or in_place=True")
     return EditReport(source.directory if destination is None else Path(destination))
@@ -76,10 +76,9 @@ def writing(report: EditReport) -> Iterator[None]:
 def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty directory next to a trace; it replaces the trace atomically when the block ends.
 
-    After a kill at any moment, the directory holds the old trace or the new one, whole; the next edit removes the
-    rest. Files that are not part of the trace (videos, notes, logs, directories) are carried along, unless the block
-    wrote its own. If the block raises, nothing changes. The path leads there by way of a descriptor of the directory
-    above the trace.
+    If the process is killed, the directory holds the complete old trace or the complete new one, and the next edit
+    cleans up. Other files (videos, notes, logs, directories) are kept, unless the block wrote files of these names.
+    If the block raises, nothing changes. The yielded path contains a descriptor of the directory above the trace.
 
     Raises:
         TraceNotFound: no trace in directory.
@@ -133,8 +132,8 @@ def _steady(place: Path) -> Iterator[Path]:
 
     Raises InvalidOption, OSError.
 
-    The directory that it lies in and those of the trace must be this user's alone: a link that others put there would
-    lead out of the trace.
+    Only this user may write to the directories of the trace and to the one above: other users could create links there
+    that lead out of the trace.
     """
     if not os.path.isdir(DESCRIPTORS):
         raise OSError(errno.ENOTSUP, f"this system has no {DESCRIPTORS}", os.fspath(place))
@@ -176,7 +175,7 @@ def _work_directory(place: Path, real: Path) -> Iterator[Path]:
 
 
 def _try_exchange(work: Path) -> None:
-    """Test the swap before the work is done, not after."""
+    """Test whether directories can be exchanged, before the edit."""
     one, other = work / "one", work / "other"
     for path in (one, other):
         path.mkdir(exist_ok=True)
@@ -186,7 +185,7 @@ def _try_exchange(work: Path) -> None:
 
 
 def _files_of_writers(storage: LocalStorage) -> dict[str, list[int]]:
-    """Return the files of the trace itself, which are not carried along. Raises TraceError if a writer is alive."""
+    """Return the files of the writers, which the new trace replaces. Raises TraceError if a writer is alive."""
     writers = find_writers(storage)
     for files in writers:
         if files.is_alive():
@@ -215,7 +214,7 @@ def _tree(place: Path) -> _Seen:
 
 
 def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
-    """Give fresh everything in place except the files of writers: as hard links where possible."""
+    """Copy all files except those of writers from place to fresh: as hard links where possible."""
     for folder, _, _ in os.walk(place):
         to = fresh / os.path.relpath(folder, place)
         to.mkdir(exist_ok=True)
@@ -234,7 +233,7 @@ def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
 
 
 def _tidy(work: Path, place: Path) -> None:
-    """Remove an unfinished trace or, after the exchange, the old one; files that came into that since are kept."""
+    """Remove an unfinished trace or, after the exchange, the old one; keep files that were added to the old one."""
     old, journal = work / _TRACE, work / _JOURNAL
     if old.is_symlink():  # not ours: its target is left alone
         old.unlink()

@@ -1,4 +1,4 @@
-"""The one way to make a trace of recorded ones: edits choose episodes and change columns, and are presets of it."""
+"""Make a trace of recorded ones. All edits use this: they choose episodes and change columns."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Selection(NamedTuple):
     Attributes:
         reader: the writer.
         rows: (episodes of the writer,) bool, True for the selected ones.
-        indices: (episodes of the writer,) int64, their indices in the trace; -1 for those that a view lacks.
+        indices: (episodes of the writer,) int64, their indices in the trace; -1 for episodes that a view lacks.
     """
 
     trace: Trace
@@ -73,7 +73,7 @@ class Selection(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Episodes to read from the files of a writer, which may hold those of several origins.
+    """Episodes to read from the files of a writer, which may hold several origins.
 
     Attributes:
         trace, reader, rows, indices: see Selection; the reader is the one of the files.
@@ -92,9 +92,9 @@ class Output(NamedTuple):
 
     Attributes:
         schema: its metadata, without the fields of a single batch.
-        sources: what its files will hold, in order.
+        sources: episodes that its files will hold, in order.
         entries: lines of its manifest; without a "closed" one, the writer stays known to have died.
-        selections: the writers that will be found in its files.
+        selections: writers that its files will hold.
     """
 
     schema: dict[str, Any]
@@ -107,7 +107,7 @@ Change = Callable[[Source, SourceChunk, Array], SourceChunk]  # the array: row o
 
 
 def source_of(selection: Selection, number: int | None = None) -> Source:
-    """Return where the episodes of a writer are. number: its new number among several origins."""
+    """Return the source of a selection. number: its new number among several origins."""
     trace, reader, rows, indices = selection
     share = reader.share
     if share is None:
@@ -162,14 +162,14 @@ def rewrite(
     copies_videos: bool = True,
     on_progress: Progress | None = None,
 ) -> None:
-    """Write the files of these writers, and add what they hold to a report.
+    """Write the files of these writers, and update a report.
 
     Args:
         columns: changes of columns that need no rows.
         change: changes a chunk; called with each chunk that has kept fragments.
         fills_chunks: join small chunks.
         counts_steps: report progress in steps, not in bytes.
-        copies_videos: copy the videos of the selected episodes, too.
+        copies_videos: also copy the videos of the selected episodes.
 
     Raises InvalidOption without an output, CorruptTrace, UnsupportedTrace, OSError.
     """
@@ -228,7 +228,7 @@ def _add(
             if rewriter.add_batch(batch, schema, crc if isinstance(crc, int) else None):
                 advance(batch.size, int(batch.fragments["steps"].sum()))
                 continue
-        batch.heal()  # columns are copied unread, and become those of a batch with parity of its own
+        batch.heal()  # columns are copied unread into a batch with new parity, so restore damaged bytes first
         with batch.open() if is_sealed(batch) else contextlib.nullcontext() as file:
             for number in numbers:
                 begin, end = reader.chunk_bounds[number : number + 2].tolist()
@@ -251,10 +251,10 @@ def _add(
 
 
 def _renumbered(table: Array, numbers: Mapping[int, int] | None) -> Array:
-    """Return fragments with their new ids. Those of other origins, which are not kept, get invalid ids."""
+    """Return fragments with their new ids. Fragments of origins that are dropped get invalid ids."""
     if numbers is None:
         return table
-    new = np.zeros(max(numbers, default=0) + 2, np.uint64)  # the last one is for all larger numbers
+    new = np.zeros(max(numbers, default=0) + 2, np.uint64)  # the last element is for all larger numbers
     for number, becomes in numbers.items():
         new[number] = becomes
     table = table.copy()
@@ -265,9 +265,9 @@ def _renumbered(table: Array, numbers: Mapping[int, int] | None) -> Array:
 
 
 def _kept_of(source: Source) -> tuple[Array, Array, Array]:
-    """Return which fragments are kept with their rows, which without, and which chunks stay whole.
+    """Return masks of the fragments kept with rows, of those kept without rows, and of the chunks that stay whole.
 
-    Fragments without rows are kept for the start or end of an episode of which other parts are kept.
+    A fragment is kept without rows if it has the start or end of an episode with other parts that are kept.
     """
     reader, rows = source.reader, source.rows
     fragments, owner = reader.fragments, reader.parts.of_fragment
@@ -285,7 +285,7 @@ def _kept_of(source: Source) -> tuple[Array, Array, Array]:
 
 
 def _batches(reader: WriterReader) -> Iterator[tuple[BatchReader, int]]:
-    """Yield the batches of a writer with the number of its chunks in each; that of its ring comes last."""
+    """Yield the batches of a writer with the number of its chunks in each; the batch of its ring is the last."""
     counts: dict[int, list[Any]] = {}
     for batch, _ in reader.chunk_places:
         counts.setdefault(id(batch), [batch, 0])[1] += 1
@@ -294,7 +294,7 @@ def _batches(reader: WriterReader) -> Iterator[tuple[BatchReader, int]]:
 
 
 def _pending_of(sources: list[Source]) -> dict[bytes, Any]:
-    """Return the selected actions without an answer, by their packed form."""
+    """Return the selected actions without a result, by their packed form."""
     found: dict[bytes, Any] = {}
     for source in sources:
         parts, rows = source.reader.parts, source.rows
@@ -314,7 +314,7 @@ def _pending_of(sources: list[Source]) -> dict[bytes, Any]:
 
 
 def _close(files: BatchFiles, storage: Storage, entries: Entries) -> None:
-    """Seal, and write the entries to the manifest; without a "closed" entry, the writer stays known to have died."""
+    """Seal, and write the entries to the manifest; without a "closed" entry, the writer counts as dead."""
     closed = next((entry for entry in entries if entry.get("type") == "closed"), None)
     if closed is None:
         files.seal()
@@ -326,7 +326,7 @@ def _close(files: BatchFiles, storage: Storage, entries: Entries) -> None:
 
 
 def _copy_videos(selection: Selection, storage: Storage) -> None:
-    """Copy the videos that were filmed during the recording and are as the manifest describes them."""
+    """Copy the videos that were filmed during the recording and match the manifest."""
     reader, entries = selection.reader, entries_of(selection.reader)
     listed = [entry for entry in entries if entry.get("type") == "video" and isinstance(entry.get("episode"), int)]
     ids = set(reader.parts.column("episode_id", selection.rows).tolist()) if listed else set()

@@ -115,7 +115,7 @@ def _output_of_writer(parts: list[Selection]) -> Output:
 
 
 def _closing_entries(readers: Iterable[tuple[WriterReader, Collection[int] | None]]) -> Entries:
-    """Return the last lines of a manifest. readers: with the ids of the episodes whose videos are kept; None: all.
+    """Return the last lines of a manifest. readers: with the ids of episodes whose videos are kept; None: all.
 
     A writer that died stays known to have died: there is no "closed" line.
     """
@@ -173,7 +173,7 @@ class _SharedPlaces:
         self._checked: set[int] = set()
 
     def are_same(self, one: WriterReader, row: int, other: WriterReader, other_row: int) -> bool:
-        """Return True if two episodes lie in the same chunks; reads those of the first to be sure.
+        """Return True if two episodes are in the same chunks; reads the chunks of the first to be sure.
 
         Raises CorruptTrace.
         """
@@ -210,7 +210,7 @@ class _SharedPlaces:
 
 
 def _compare(one: Selection, row: int, other: Selection, other_row: int) -> None:
-    """Raise TraceError unless an episode is the same in both traces, to the bit."""
+    """Raise TraceError unless an episode is the same in both traces, bit for bit."""
     (a,), (b,) = one.reader.parts.table(slice(row, row + 1)), other.reader.parts.table(slice(other_row, other_row + 1))
     names = [
         name for name in a.dtype.names if name not in ("index", "writer") and a[name].tobytes() != b[name].tobytes()
@@ -227,7 +227,7 @@ def _compare(one: Selection, row: int, other: Selection, other_row: int) -> None
 
 
 def _packed_rows(table: Array) -> list[bytes]:
-    """Return each episode's row without its position: another chunk may hold its end."""
+    """Return each episode's row without its index, which depends on the chunk with its end."""
     without = table.copy()
     without["index"] = without["writer"] = 0
     rows: list[bytes] = without.view(f"V{without.itemsize}").tolist()

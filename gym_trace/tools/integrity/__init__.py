@@ -1,1 +1,1 @@
-"""Checking a trace for damage, and saving what is readable of a damaged one."""
+"""Check a trace for damage, and save the readable data of a damaged one."""

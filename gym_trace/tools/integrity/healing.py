@@ -1,4 +1,4 @@
-"""Write the bytes that parity restores back into the batches of a trace."""
+"""Restore damaged bytes in the batches of a trace, from their parity."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from gym_trace.format.manifest import Line, as_json, read_lines
 
 
 class Seen(NamedTuple):
-    """A sealed batch that was read: if its bytes are undamaged, and the episodes that end in it."""
+    """A sealed batch that was read: True if it is undamaged, and the episodes that end in it."""
 
     bytes: int
     clean: bool
@@ -68,7 +68,7 @@ class ManifestCheck:
         self.is_open = not (self._closed or alive or self.damages)
 
     def _damaged(self, damage: Damage) -> None:
-        """Adds damage; lines with the same fault that follow each other are one."""
+        """Add damage. Consecutive lines with the same fault are one damage."""
         if self.damages and self.damages[-1][2:] == (damage.start, damage.problem):
             damage = damage._replace(start=self.damages.pop().start)
         self.damages.append(damage)
@@ -92,7 +92,7 @@ class ManifestCheck:
     def _first_line(self, entry: dict[str, Any]) -> str | None:
         if entry.get("type") != "writer" or entry.get("writer") != self._files.writer:
             return "the first line does not say who wrote the trace"
-        try:  # the batches are exact where JSON is not, so they are compared as JSON; a manifest may say more
+        try:  # compare batches as JSON, which is less exact; a manifest may have further entries
             schema = json.loads(as_json(self.schema or {}))
         except (RecursionError, TypeError, ValueError):
             return None

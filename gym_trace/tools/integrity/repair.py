@@ -1,4 +1,4 @@
-"""Check and repair: every byte of a trace read, damage named, and what can be read copied to a clean trace."""
+"""Check and repair: read every byte of a trace, report damage, and copy readable data to a clean trace."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from gym_trace.tools.integrity.scan import (
 
 _MOST_SALVAGED_RUNS = 1000
 _SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
-_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only a malicious one comes near
+_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only malicious ones are near
 
 __all__ = ["CheckReport", "LostChunk", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
 
 
 @dataclass
 class RepairReport:
-    """Result of repair_trace: what was kept and what was lost.
+    """Result of repair_trace: kept and lost data.
 
     Attributes:
         destination: the repaired trace; not there if writers is empty.
@@ -96,7 +96,7 @@ def repair_trace(
     *,
     salvage: bool = False,
 ) -> RepairReport:
-    """Write a clean copy of a trace, with all that is readable. Never changes the original.
+    """Write a clean copy of a trace, with all readable data. Never changes the original.
 
     Every writer keeps its id and its episodes keep theirs. What a dead writer left open is sealed; its open episodes
     keep the outcome "lost". Memory does not grow with the trace's steps.
@@ -172,7 +172,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
     schema = examination.schema
     writer = None
     if schema is not None:
-        schema["writer"] = examination.files.writer  # the name of the files is what counts
+        schema["writer"] = examination.files.writer  # file names decide about the id
         writer = BatchFiles(storage, schema, LEVEL, fsync=False)
     try:
         mender = _Mender(examination)
@@ -197,7 +197,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
 
 
 def _closing_fields(files: WriterFiles) -> dict[str, Any]:
-    """Return what the last line of the manifest adds to the batches, such as counts of reward classes."""
+    """Return the data of the last line of the manifest, such as counts of reward classes."""
     last: dict[str, Any] = {}
     for entry in files.entries():
         last = entry if entry.get("type") == "closed" else last
@@ -223,7 +223,7 @@ class _Mender:
         self.orphans: list[LostSteps] = []
         self._examination = examination
         self._runs: dict[int, _Run] = {}  # by episode that has not ended
-        self._ended: dict[int, tuple[int, int]] = {}  # by lane: the last episode that has ended, and its next step
+        self._ended: dict[int, tuple[int, int]] = {}  # by lane: (last episode that has ended, its next step)
 
     def mended(self, fragments: Array, chunk: Chunk) -> SourceChunk:
         """Return a chunk to write, consistent with those before it."""
@@ -249,11 +249,11 @@ class _Mender:
         return _whole(joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], chunk, changed)
 
     def stops(self) -> Array:
-        """Return fragments that end the runs that continue: their episodes stay without an outcome."""
+        """Return fragments that end the open runs; their episodes have no outcome."""
         return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.continues])
 
     def _follow(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
-        """Return the runs that end here without their next steps, and fragments whose predecessors are lost."""
+        """Return the runs whose next steps are lost, and the fragments whose previous steps are lost."""
         broken, orphans = [], []
         facts = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
         for i, (episode, first, steps, lane, flags) in enumerate(facts):
@@ -275,7 +275,7 @@ class _Mender:
         return broken, orphans
 
     def _report_gap(self, episode: int, run: _Run | None, end: int) -> None:
-        """Add missing steps to the last damage whose cost is unknown."""
+        """Add missing steps to the last damage with an unknown cost."""
         loss = self._examination.last_inexact
         start = 0 if run is None else run.next_step
         if loss is not None and start < end:

@@ -45,7 +45,7 @@ from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.storage.protocol import Reader, ReadStorage
 from gym_trace.tools.integrity.manifest_check import ManifestCheck, Seen
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 _BLOCK = 1 << 20
 _FRAGMENTS: ColumnPath = ("fragments",)
 _STARTS: ColumnPath = ("starts",)
@@ -72,7 +72,7 @@ class LostChunk(NamedTuple):
 
 
 class SalvagedSteps(NamedTuple):
-    """Steps that are kept without some of their columns.
+    """Steps kept without some of their columns.
 
     columns: the lost columns, such as "observations/position": NaN stands for floats, ABSENT for other values.
     """
@@ -143,7 +143,7 @@ class Unclosed(NamedTuple):
 
 
 def _described(unclosed: list[Unclosed]) -> list[str]:
-    """Return a line for all writers that were killed, and one for each that stopped by itself."""
+    """Return one line for all killed writers, and one for each writer that stopped with an error."""
     killed = [one for one in unclosed if one.failure is None]
     lines = [f"writer {one.writer} stopped recording: {one.failure}{_rest(one)}" for one in unclosed if one.failure]
     if len(killed) == 1:
@@ -155,7 +155,7 @@ def _described(unclosed: list[Unclosed]) -> list[str]:
 
 
 def _rest(one: Unclosed, rings: str = "its ring") -> str:
-    """Return what a dead writer has left, to be appended to how it ended."""
+    """Return a description of the data of a dead writer, to append to a line about its end."""
     has = "has" if rings == "its ring" else "have"
     ring = f"; {one.steps:,} steps are in {rings}, which {has} no checksums" if one.steps else ""
     if len(one.actions) > 1:
@@ -227,7 +227,7 @@ class BatchInspector(BatchReader):
         return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
 
     def _read_index(self, file: Reader) -> bool:
-        is_known = super()._read_index(file)  # names a footer that is damaged
+        is_known = super()._read_index(file)  # reports a damaged footer
         self._listed = Index(self.fragments, self.chunks, {}, self.slabs) if is_known else None
         self._reset_row_limit()  # records and index have the same rows
         footer = self._footer(file)
@@ -278,7 +278,7 @@ class BatchInspector(BatchReader):
         return True
 
     def read_whole(self, number: int) -> Chunk:
-        """Read all columns of a chunk that can be needed. Raises as read_chunk()."""
+        """Read all columns of a chunk that may be needed. Raises like read_chunk()."""
         has_table = int(self.chunks["offset"][number]) not in self.without_table
         return self.read_chunk(number, lambda path: has_table or path != _FRAGMENTS)
 
@@ -344,13 +344,13 @@ class Examination:
         self._journal = ManifestCheck(files)
         self._layouts: Layouts  # set by chunks(), if the schema is readable
         self._episodes: list[Array] = []
-        self._begun: set[int] | None = None  # episodes whose beginning is there, if old batches were dropped
+        self._begun: set[int] | None = None  # episodes with a start, if old batches were dropped
         self._tail = RingTail()
         self._last_origin = 0
 
     @cached_property
     def schema(self) -> dict[str, Any] | None:
-        """Return the schema of the writer from the first place where it is readable, and find batches of others."""
+        """Return the first readable schema of the writer, and find batches of other writers."""
         schemas: dict[int, dict[str, Any] | None] = {}
         for number, name in self.files.batches.items():
             with suppress(CorruptTrace, FileNotFoundError):
@@ -410,7 +410,7 @@ class Examination:
             return
         try:
             image = read_ring(self._storage, self.files.writer, self._alive)
-            last: dict[int, BatchReader] = {}  # up to the last batch with slab numbers
+            last: dict[int, BatchReader] = {}  # from the newest batch back to one with slab numbers
             for number, name in sorted(self.files.batches.items(), reverse=True):
                 with suppress(CorruptTrace, FileNotFoundError):
                     last[number] = BatchReader(self._storage, name, warns=False)
@@ -479,7 +479,7 @@ class Examination:
             is_clean = False
             self._report.damages += wrong
         if batch.has_end_name:
-            is_clean = is_clean and not batch.healed  # its checksum is that of the original bytes
+            is_clean = is_clean and not batch.healed  # the manifest has the checksum of the original bytes
             self._journal.seen[name] = Seen(batch.size, is_clean, ended, int(batch.fragments["steps"].sum()))
         self._report.files += 1
         self._report.bytes += batch.size
@@ -488,7 +488,7 @@ class Examination:
     def _salvaged(
         self, batch: BatchReader, number: int, fragments: Array, damage: Damage
     ) -> tuple[Array, Chunk] | None:
-        """Return the fragments and intact columns of a damaged chunk, if wanted and if there are any."""
+        """Return the fragments and intact columns of a damaged chunk, if wanted and possible."""
         if not self._salvage:
             return None
         try:
@@ -528,7 +528,7 @@ class Examination:
             self._last_origin = int(origin_numbers(fragments)[-1])
 
     def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
-        """Report damage outside of columns: it may have cost chunks, or nothing but an index or padding."""
+        """Report damage outside of columns: of chunks, or only of an index or padding."""
         fragments = batch.lost_fragments(damage)
         if batch.is_harmless(damage) or (fragments is not None and not len(fragments)):
             self._report.damages.append(damage)
@@ -548,7 +548,7 @@ class Examination:
         return fragments, chunk
 
     def start_dropped(self, episode: int) -> bool:
-        """Return True for an episode whose beginning was in a batch that was dropped, so that it is gone."""
+        """Return True for an episode whose start was in a dropped batch."""
         return self._begun is not None and episode not in self._begun
 
     def _unreadable(self, name: str, problem: str) -> None:
@@ -569,7 +569,7 @@ class Examination:
             self._lost(Damage(self._storage.path(name), 0, 0, MISSING + more))
 
     def _lost(self, damage: Damage, fragments: Array | None = None) -> None:
-        """Report a loss. fragments: all that is lost; None: unknown."""
+        """Report a loss. fragments: the lost fragments; None: unknown."""
         is_exact = fragments is not None
         self._report.damages.append(damage)
         self.losses.append(LostChunk(damage, self._steps(fragments) if fragments is not None else [], is_exact))

@@ -23,7 +23,7 @@ def lint_trace(
     thresholds: Mapping[str, float] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Finding]:
-    """Find what is wrong with recorded data. Yields findings, errors first, each once with a count and a first place.
+    """Find problems in recorded data. Yields findings, errors first, each once with a count and a first position.
 
     Reads each chunk once, in bounded memory. Damaged chunks are skipped and reported (T001). Nothing is run. The codes
     are in docs/guides/lint.md, and `gym-trace lint --rules` lists them.
@@ -70,7 +70,7 @@ def _findings(
 def _read(
     trace: Trace, rules: list[Rule], damage: dict[Damage, None], on_progress: Callable[[int, int], None] | None
 ) -> None:
-    """Give every block of steps to the rules that need any."""
+    """Pass every block of steps to the rules that need steps."""
     reading = [rule for rule in rules if rule.columns]
     roots = frozenset(name for rule in reading for name in rule.columns)
     if not reading:

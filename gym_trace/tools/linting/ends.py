@@ -1,4 +1,4 @@
-"""Ends of episodes: at once, cut, or by a time limit that was taken for a terminal state."""
+"""Ends of episodes: immediate, cut, or by a time limit recorded as termination."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CUT = Kind("T402", WARNING, "episodes that were cut by a reset")
 _OPEN = Kind("T403", NOTE, "episodes without an end: closed, lost or running")
 _AT_LIMIT = Kind("T404", WARNING, "episodes that terminated exactly at the time limit")
 
-_NEAR = 10  # steps before the limit, where as many episodes would terminate by chance
+_NEAR = 10  # steps before the limit: episodes that end there show how many terminate by chance
 
 
 class EndsRule:
@@ -34,7 +34,7 @@ class EndsRule:
         self._trace, self._thresholds = trace, thresholds
 
     def add(self, block: StepRuns) -> None:
-        """Steps are not needed."""
+        """Do nothing: this rule needs no steps."""
 
     def findings(self) -> Iterator[Sighting]:
         trace, table = self._trace, self._trace.content

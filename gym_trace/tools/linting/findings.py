@@ -1,4 +1,4 @@
-"""Findings of lint: what is wrong, how often, where it is seen first, and the command that shows it."""
+"""Findings of lint: problem, count, first position, and the command that shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 
 ERROR, WARNING, NOTE = SEVERITIES = ("error", "warning", "note")
-_AROUND = 2  # steps shown before and after the first place
+_AROUND = 2  # steps shown before and after the first position
 _MOST_NAMED = 4  # dimensions that a column names
 
 
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with recorded data.
+    """A problem in recorded data.
 
     Attributes:
         code: of its Kind; severity and what are of that, too.
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sighting:
-    """A finding of a rule, before it gets its command. See Finding.
+    """A finding of a rule, without its command. See Finding.
 
     episode: index in the trace or view that is checked.
     shown_by: a command and its options, without DIR; empty: cat for a step, ls for an episode.

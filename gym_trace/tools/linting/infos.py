@@ -1,4 +1,4 @@
-"""Infos that only some steps have."""
+"""Find infos that only some steps have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observations and actions over time: those that freeze, repeat, never change, or stick to a bound."""
+"""Find observations and actions that freeze, repeat, never change, or stay at a bound."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CONSTANT_ACTIONS = Kind("T213", WARNING, "actions that are the same in the whol
 
 _MOST_DIMENSIONS = 64  # larger rows are not checked number by number
 _IMAGE = 1024  # elements of a row with at least two axes that make it an image
-_LIVELY = 0.9  # share of steps in which a number changes that freezes if it stops
-_FEW = 20  # steps that show how often a number changes
+_LIVELY = 0.9  # a number that changes in at least this share of steps can freeze
+_FEW = 20  # min steps to tell how often a number changes
 
 
 class _Carried(NamedTuple):
-    """Episodes that go on in a later block: part (k,), and for each its last row and the lengths of its last runs."""
+    """Episodes that continue in a later block: part (k,), the last row and the lengths of the last runs of each."""
 
     part: Array
     bits: Array  # (k, width)
@@ -93,7 +93,7 @@ class _Motion:
         return whole
 
     def _before(self, block: StepRuns, runs: Array, begins: Array, bits: Array, changed: Array) -> Array:
-        """Compare first rows with the last rows of earlier blocks; return the place of each in what is carried."""
+        """Compare first rows with the last rows of earlier blocks; return the index of each in the carried episodes."""
         carried = self._carried.get(block.writer)
         before = np.full(len(runs), -1)
         if carried is None or not len(carried.part):
@@ -117,7 +117,7 @@ class _Motion:
         runs: Array,
         before: Array,
     ) -> None:
-        """Find runs of equal rows, also those that reach over blocks."""
+        """Find runs of equal rows, also across blocks."""
         count = len(rows)
         carried = self._carried.get(block.writer)
         goes_on = before >= 0
@@ -152,7 +152,7 @@ class _Motion:
         self._carry(block, block.row[runs[open_]], bits[ends[open_] - 1], last)
 
     def _carry(self, block: StepRuns, part: Array, bits: Array, run: Array) -> None:
-        """Keep the last rows of episodes that go on; forget those of episodes that have ended here."""
+        """Keep the last rows of episodes that continue; drop the rows of episodes that end here."""
         carried = self._carried.get(block.writer)
         if carried is not None and len(carried.part):
             rest = ~np.isin(carried.part, block.row)
@@ -190,7 +190,7 @@ class _Motion:
         return (pairs >= _FEW) & (self.changes >= _LIVELY * pairs)
 
     def frozen_dimensions(self) -> Array:
-        """Return the numbers that froze: those that change in nearly every other step."""
+        """Return the numbers that froze, but change in nearly all other steps."""
         return np.flatnonzero((self.freezes > 0) & self.lively)
 
     @property
@@ -212,7 +212,7 @@ class _Motion:
 
 
 def _bits(rows: Array, is_whole: bool) -> Array:
-    """Return rows as integers, (rows, width), which are equal only if all bits are; wide ones for whole rows."""
+    """Return rows as integers, (rows, width), to compare all bits; wide rows become one integer each."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     size = flat.shape[1] * flat.itemsize
     item = flat.itemsize if not is_whole else next(it for it in (8, 4, 2, 1) if size % it == 0)
@@ -252,7 +252,7 @@ class _MotionRule:
 
 
 class ObservationMotionRule(_MotionRule):
-    """Looks for observations that freeze, repeat or never change. Only Box: discrete ones often stay as they are."""
+    """Looks for observations that freeze, repeat or never change. Only of Box: discrete ones often stay the same."""
 
     root = "observations"
     kinds: ClassVar[Sequence[Kind]] = (_FROZEN, _COPIES, _REPEATED, _CONSTANT, _CONSTANT_PART)
@@ -290,7 +290,7 @@ class ObservationMotionRule(_MotionRule):
 
 
 class ActionMotionRule(_MotionRule):
-    """Looks for continuous actions that freeze or stick to a bound, and for actions that are always the same."""
+    """Looks for continuous actions that freeze or stay at a bound, and for actions that are always the same."""
 
     root = "actions"
     kinds_of_space = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")

@@ -1,4 +1,4 @@
-"""Episodes that are recorded twice, also in two splits, and splits of very different sizes."""
+"""Find episodes that are recorded twice, also in two splits, and splits of very different sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARED = Kind("T602", ERROR, "episodes that two splits share")
 _UNBALANCED = Kind("T603", WARNING, "a split with very few episodes")
 _UNEQUAL = Kind("T604", WARNING, "the same seed and actions, but other results")
 
-_MOST_BYTES = 256  # longer observations are compared only where all else is equal
+_MOST_BYTES = 256  # larger observations are compared only if all other values are equal
 _ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # of xxHash and golden ratio
 _MASK = (1 << 63) - 1
 
@@ -38,7 +38,7 @@ class _Hashes:
 
 
 class RepeatedRule:
-    """Screens episodes by quick hashes of their steps, and compares exactly those that look alike.
+    """Compares episodes by quick hashes of their steps, and then exactly where hashes are equal.
 
     Episodes without a seed, and branched ones, whose seed does not decide what is new in them, count only if that is
     long: short ones of small environments are alike by chance.
@@ -138,7 +138,7 @@ class RepeatedRule:
         return [np.sort(group) for group in groups]
 
     def _is_seeded_alone(self, index: int) -> bool:
-        """Return True if the seed of an episode decides how it starts: not if it was that of several lanes."""
+        """Return True if the seed of an episode determines its start: not if several lanes had this seed."""
         if (
             self._trace.content["seed"][index] == wire.NO_SEED
             or self._is_branched[self._trace.content["writer"][index]]

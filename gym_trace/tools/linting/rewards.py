@@ -1,4 +1,4 @@
-"""Rewards that are always the same, or of another scale than the rest."""
+"""Find rewards that are always the same, or that have another scale than the rest."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LONE = Kind("T303", WARNING, "single rewards of another scale than the rest")
 _PATH = ("rewards",)
 _EXPONENTS = 2200  # exponents of float64: -1074 to 1024, counted from _LOWEST on
 _LOWEST = -1100
-_ENOUGH = 50  # rewards that show a scale
-_RARE = 1e-3  # share of rewards that are single ones
+_ENOUGH = 50  # min rewards to tell a scale
+_RARE = 1e-3  # rewards below this share are ignored
 
 
 class _Sizes:
@@ -30,7 +30,7 @@ class _Sizes:
     def __init__(self) -> None:
         self.counts = np.zeros(_EXPONENTS, np.int64)  # all but 0
         self.within = np.zeros(_EXPONENTS, np.int64)  # before the last step of an episode, which is often paid apart
-        self.first: dict[int, tuple[int, int]] = {}  # of within
+        self.first: dict[int, tuple[int, int]] = {}  # first position of each size in within
 
     def add(self, block: StepRuns, rewards: Array, is_last: Array) -> None:
         known = np.isfinite(rewards) & (rewards != 0)
@@ -100,7 +100,7 @@ class RewardsRule:
         yield from by_id.values()
 
     def _of_another_scale(self, numbers: list[int]) -> dict[int, float]:
-        """Return the factor of each writer whose rewards have another scale than those of most others."""
+        """Return the factor of each writer whose rewards have another scale than most rewards."""
         total, odd = sum(self._sizes[number].counts for number in numbers), {}
         for number in numbers:
             own = self._sizes[number].counts

@@ -30,7 +30,7 @@ _GROUP = "gym_trace.lint_rules"
 
 
 class Rule(Protocol):
-    """Looks for kinds of findings in one pass over a trace, in bounded memory. Its class is what entry points name.
+    """Looks for kinds of findings in one pass over a trace, in bounded memory. Entry points name its class.
 
     Attributes:
         kinds: what it finds. Codes begin with letters of your own; T is taken.
@@ -44,13 +44,13 @@ class Rule(Protocol):
     thresholds: ClassVar[Mapping[str, float]]
 
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
-        """thresholds: all of them, with the values in force."""
+        """thresholds: all thresholds, by name."""
 
     def add(self, block: StepRuns) -> None:
-        """Take in steps. Called for each block, in the order of the files; not if columns is empty."""
+        """Examine steps. Called for each block, in file order; never called if columns is empty."""
 
     def findings(self) -> Iterable[Sighting]:
-        """Return what was found, after the last block."""
+        """Return the findings, after the last block."""
 
 
 _OWN: tuple[type[Rule], ...] = (
@@ -90,7 +90,7 @@ def all_rules() -> list[type[Rule]]:
 
 
 def all_kinds(rules: Sequence[type[Rule]]) -> list[Kind]:
-    """Return what these rules find, by code."""
+    """Return the kinds of findings of these rules, by code."""
     return sorted([DAMAGED, *(kind for rule in rules for kind in rule.kinds)])
 
 
@@ -113,7 +113,7 @@ def chosen_codes(kinds: Iterable[Kind], select: Collection[str], ignore: Collect
 
 
 def merged_thresholds(rules: Sequence[type[Rule]], given: Mapping[str, float]) -> dict[str, float]:
-    """Return all thresholds, those given in place of the defaults. Raises InvalidOption."""
+    """Return all thresholds: the given ones, and defaults. Raises InvalidOption."""
     merged = {name: value for rule in rules for name, value in rule.thresholds.items()}
     for name, value in given.items():
         if name not in merged:

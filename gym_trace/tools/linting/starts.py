@@ -1,4 +1,4 @@
-"""Starts of episodes: whether their start can be restored, and whether the clocks of their writer ran evenly."""
+"""Find episodes whose start cannot be restored, and jumps of the clock of a writer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StartsRule:
             yield Sighting(_CLOCK, message, len(jumps), "time", episode)
 
     def _unverifiable(self, number: int) -> Array:
-        """Return the episodes that neither start from a known state nor follow on one that can be replayed."""
+        """Return the episodes without a known start state that do not follow a replayable episode."""
         trace, reader, found = self._trace, self._trace.readers[number], []
         seeds, first_steps = trace.content["seed"], trace.content["first_step"]
         rows, stateless = trace.rows, self._stateless.get(number, set())
@@ -82,7 +82,7 @@ class StartsRule:
         return np.sort(trace.chosen[np.concatenate([np.empty(0, np.int64), *found])])
 
     def _jumps(self, number: int) -> Iterator[tuple[int, float]]:
-        """Yield episodes in which, or just before which, UTC jumped against the monotonic clock, and the seconds."""
+        """Yield episodes with a jump of UTC against the monotonic clock during or just before them, and its seconds."""
         trace, reader = self._trace, self._trace.readers[number]
         mine = np.flatnonzero((trace.content["writer"] == number) & ~np.isnat(trace.content["start_time"]))
         offset = trace.content["clock_offset"][mine]
@@ -98,7 +98,7 @@ class StartsRule:
 
 
 def _drifts(reader: WriterReader, rows: Array) -> tuple[Array, Array]:
-    """Return how far UTC ran from the monotonic clock in these episodes (ns), and which of them have an end."""
+    """Return the drift of UTC from the monotonic clock in these episodes (ns), and True for those with an end."""
     last = reader.parts.last[rows]
     ends = reader.fragments.flags[last] & wire.ENDS > 0
     return np.where(ends, reader.fragments.column("clock_drift", last), 0), ends

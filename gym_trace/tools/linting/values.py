@@ -1,4 +1,4 @@
-"""Values that cannot be right: NaN, infinities, values outside their space, values of another type."""
+"""Find invalid values: NaN, infinities, values outside their space, values of another type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTES = Kind("T103", WARNING, "NaN or infinite annotations")
 _OBSERVATIONS = Kind("T104", WARNING, "observations outside their space")
 _ACTIONS = Kind("T105", ERROR, "actions outside their space")
 _MISFITS = Kind("T106", WARNING, "values without the dtype or shape of their space")
-_WIDE = 512  # numbers of the rows that are reduced together
+_WIDE = 512  # numbers per row when short rows are reduced together
 
 
 class Limits(NamedTuple):
@@ -74,7 +74,7 @@ class _Count:
 
 
 class ValuesRule:
-    """Looks at every number by the smallest and largest of each block, and closer only where these are wrong."""
+    """Checks the min and max of each block, and single numbers only if these are invalid."""
 
     kinds: ClassVar[Sequence[Kind]] = (_NAN, _INFINITE, _NOTES, _OBSERVATIONS, _ACTIONS, _MISFITS)
     columns: ClassVar[Collection[str]] = frozenset(("observations", "actions", "rewards", "annotations"))
@@ -121,7 +121,7 @@ class ValuesRule:
         known = self._limits[key]
         if known is None or (least >= known.low.max() and largest <= known.high.min()):
             return
-        with np.errstate(invalid="ignore"):  # NaN compares as not outside; T101 reports it
+        with np.errstate(invalid="ignore"):  # NaN does not count as outside; T101 reports it
             lows, highs = _by_dimension(np.minimum, rows), _by_dimension(np.maximum, rows)
             if not np.isnan(least) and (lows >= known.low).all() and (highs <= known.high).all():
                 return
@@ -129,7 +129,7 @@ class ValuesRule:
         self._take(_OBSERVATIONS if path[0] == "observations" else _ACTIONS, block, path, outside, leaf.shape)
 
     def _take(self, kind: Kind, block: StepRuns, path: Path, wrong: Array, shape: tuple[int, ...]) -> None:
-        """wrong: (rows, *shape), True where something is wrong."""
+        """wrong: (rows, *shape), True for invalid numbers."""
         flat = wrong.reshape(len(wrong), -1)
         rows = np.flatnonzero(flat.any(axis=1))
         if not len(rows):
@@ -163,7 +163,7 @@ def _odd(value: object) -> int:
 
 
 def _by_dimension(ufunc: np.ufunc, rows: Array) -> Array:
-    """Reduce rows, (rows, ...), to one: ufunc.reduce() over the rows, several times faster where these are short."""
+    """Return ufunc.reduce() of rows, (rows, ...); several times faster for short rows."""
     flat = rows.reshape(len(rows), -1)
     together = _WIDE // max(1, flat.shape[1])
     if together > 1 and len(flat) > together:

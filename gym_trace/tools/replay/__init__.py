@@ -1,1 +1,1 @@
-"""Replaying a trace: simulated again and verified, compared with another, or as an environment."""
+"""Replay a trace: simulate and verify it, compare it with another, or step it as an environment."""

@@ -23,7 +23,7 @@ _PLAIN_NUMBERS = (bool, int, float, np.float64)
 
 
 class Difference(NamedTuple):
-    """The first place where a replay differs from the recording.
+    """The first difference of a replay from the recording.
 
     step: index of the step, or None at the reset.
     column: e.g. "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
         return self.told()
 
     def told(self, first: str = "recorded", second: str = "seen") -> str:
-        """Return where it is, and the two values, called first and second."""
+        """Return the position and the two values as text. first, second: names of the values."""
         where = "at the reset" if self.step is None else f"at step {self.step}"
         if self.column == "error":
             return f"{where}: {self.seen}"
@@ -167,7 +167,7 @@ class EpisodeComparison:
         return None
 
     def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
-        if not (isinstance(recorded, dict) and isinstance(info, dict)):  # a file can have anything there
+        if not (isinstance(recorded, dict) and isinstance(info, dict)):  # the file is untrusted
             return self.value(step, "infos", recorded, info)
         if self._replayed:
             recorded, info = without_clock(recorded), without_clock(info)
@@ -184,7 +184,7 @@ class EpisodeComparison:
         return None
 
     def _atol_of(self, column: str) -> float:
-        """Return the absolute tolerance of a column, or of the nearest one that it is a part of."""
+        """Return the absolute tolerance of a column, or of its nearest parent that has one."""
         while column not in self._tolerances and column:
             column = column.rpartition("/")[0]
         return self._tolerances.get(column, self._atol)
@@ -222,7 +222,7 @@ class EpisodeComparison:
 
 
 def _enums_as_text(value: Any) -> Any:
-    """Return a value as older traces store it, which keep only the repr of members of enums."""
+    """Return a value as older traces store it: members of enums as their repr."""
     if isinstance(value, dict):
         return {key: _enums_as_text(item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -231,7 +231,7 @@ def _enums_as_text(value: Any) -> Any:
 
 
 class Fingerprint:
-    """Hashes the results of resets and steps, in the place of a comparison. infos: whether to include these."""
+    """Hashes the results of resets and steps instead of comparing them. infos: True to include infos."""
 
     def __init__(self, infos: bool) -> None:
         self._hash = hashlib.blake2b()
@@ -276,7 +276,7 @@ def _shown(value: Any) -> str:
 
 
 def _as_batched(recorded: Any, seen: Any) -> Any:
-    """Return an info as a vector environment has it: plain numbers become NumPy's. No value changes."""
+    """Return an info as in a vector environment: plain numbers become NumPy numbers of the same value."""
     if isinstance(recorded, Mapping) and isinstance(seen, Mapping):
         return {key: _as_batched(recorded.get(key), value) for key, value in seen.items()}
     if not isinstance(recorded, np.generic) or not isinstance(seen, (bool, int, float, np.generic)):
@@ -289,6 +289,6 @@ def _as_batched(recorded: Any, seen: Any) -> Any:
 
 
 def _bits_differ(a: Array, b: Array) -> Array:
-    """Return a mask of elements whose bytes differ, as those of NaNs and zeros may."""
+    """Return a mask of elements whose bytes differ; NaNs and zeros may be equal with different bytes."""
     first, second = (np.frombuffer(x.tobytes(), np.uint8).reshape(-1, x.dtype.itemsize) for x in (a, b))
     return np.asarray((first != second).any(axis=1)).reshape(a.shape)

@@ -1,4 +1,4 @@
-"""Compare two traces: which episodes are equal, and where the others first differ."""
+"""Compare two traces: equal episodes, and the first difference of the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DIFFABLE = _COLUMNS + _OF_THE_EPISODE
 _DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
 # Fields of the fragment table that must be equal; times of recording may differ.
 _FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")
-_WINDOW = 1024  # steps that are compared at once
+_WINDOW = 1024  # steps that are compared together
 _ROOTS = frozenset(("starts", "observations", "actions", "rewards", "infos", "annotations"))
 
 
@@ -180,7 +180,7 @@ def _in_any_order(
 
 
 def _prints(trace: Trace, places: Array, compared: frozenset[str], for_pairs: bool = False) -> Fingerprints:
-    """Return fingerprints of these episodes; of damaged ones only what pairs need.
+    """Return fingerprints of these episodes; for damaged ones, only fingerprints that pairs need.
 
     _compared() raises at other damage, after the episodes before it. Raises CorruptTrace.
     """
@@ -219,7 +219,7 @@ def _places_by_content(a: Trace, b: Trace, prints: list[Fingerprints]) -> tuple[
 
 
 def _prints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
-    """Return fingerprints of both traces; none of episodes that differ from all of the other trace in their tables."""
+    """Return fingerprints of both traces, without episodes whose table rows match none of the other trace."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
     told = [list(zip(*(trace.content[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)]
     both = set(told[0]) & set(told[1])
@@ -295,7 +295,7 @@ def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: froz
 
 
 def _told(column: Any) -> str:
-    """Describe in a word what is special about a column."""
+    """Return a word for a special property of a column."""
     if isinstance(column, np.ndarray):
         return f"{column.dtype} of shape {column.shape}"
     return "none" if column is None or (isinstance(column, tuple) and None in column) else type(column).__name__

@@ -1,4 +1,4 @@
-"""Make the environment of a recorded episode again, and bring it to a recorded step."""
+"""Rebuild the environment of a recorded episode, and replay it up to a recorded step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def env_at(
     tolerances: Mapping[str, float] | None = None,
     ignore: Collection[str] = (),
 ) -> gymnasium.Env[Any, Any]:
-    """Return the recorded environment in the state that it had just before a recorded step.
+    """Return the recorded environment in its state just before a recorded step.
 
     The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
     are compared, by default bit for bit. If the episode does not match alone, the ones before it in its lane are played

@@ -46,7 +46,7 @@ class Fingerprints(NamedTuple):
 def fingerprints_of(
     trace: Trace, places: Array, compared: Collection[str], *, only_content: bool = False
 ) -> Fingerprints:
-    """Hash the episodes at these places; each chunk is read once. Raises CorruptTrace."""
+    """Hash the episodes at these indices; each chunk is read once. Raises CorruptTrace."""
     found = Fingerprints.none(len(trace))
     writers, rows = trace.content["writer"][places], trace.rows[places]
     for number in np.unique(writers).tolist():
@@ -85,10 +85,10 @@ def _hashed(
 
 
 class _Facts:
-    """Facts that are compared beside columns. Unlike in Episode, the seed and the info of the reset are as stored."""
+    """Values compared in addition to columns. Unlike in Episode, the seed and the info of the reset are as stored."""
 
     def __init__(self, writer: WriterReader, rows: Array, compared: Collection[str]):
-        """rows: of the episodes, ascending."""
+        """rows: ascending rows of the episodes."""
         self._writer, self._rows, self._compared = writer, rows, compared
         self._columns = [writer.parts.column(name, rows).tolist() for name in ("steps", *_IN_TABLE)]
 
@@ -144,7 +144,7 @@ class _Hasher:
             stored = self._stored_in(piece.chunk, name)
         if stored is None:
             self.add(assemble(name, self._pieces, self._layouts, copy=False))
-        for head, dtype, shape, data, width in stored or ():  # the same bytes as add() would give
+        for head, dtype, shape, data, width in stored or ():  # hash the same bytes as add()
             update(head + _head_of_array(dtype, shape, count))
             update(data[rows.start * width : rows.stop * width])
 
@@ -163,7 +163,7 @@ class _Hasher:
             self._hash.update(b"V" + packed)
 
     def _stored_in(self, chunk: Chunk, name: str) -> list[_Stored] | None:
-        """Return the arrays of a column as a chunk has them; None if they have to be assembled."""
+        """Return the arrays of a column as a chunk stores them; None if they must be assembled."""
         if chunk is not self._chunk:
             self._chunk, self._stored = chunk, {}
         if name not in self._stored:
@@ -199,7 +199,7 @@ def _paths_of(layout: Layout, head: bytes = b"") -> Iterator[tuple[bytes, Path]]
         yield head, layout.path
         return
     if not layout.children:
-        yield head, ()  # no column: an empty tree has to be assembled
+        yield head, ()  # no column: an empty tree must be assembled
     head += _head_of_tree(tuple if layout.keys is None else dict, dict(layout.parts()))
     for _, child in layout.parts():
         yield from _paths_of(child, head)

@@ -1,4 +1,4 @@
-"""The lanes of a trace: episodes in the order in which one environment went through them."""
+"""The lanes of a trace: the episodes of one environment, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 
-_ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
+_ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are separate environments
 
 
 class Lane(NamedTuple):

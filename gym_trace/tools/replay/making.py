@@ -49,7 +49,7 @@ def replays(
 ) -> Generator[Played, None, None]:
     """Yield the replay of each episode, lane by lane, because that is fastest. on_step: called after each step."""
     wanted = {int(trace.chosen[index]): index for index in chosen}
-    trace = trace.whole  # earlier episodes of a lane may have to be replayed, too
+    trace = trace.whole  # earlier episodes of a lane may also have to be replayed
     for lane in lanes_of(trace):
         positions = [(position, wanted[index]) for position, index in enumerate(lane.indices) if index in wanted]
         if not positions:
@@ -82,7 +82,7 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
     modes = (env.metadata or {}).get("render_modes") or ()
     if render_mode is None or render_mode in modes:
         return env
-    if render_mode == "human" and "rgb_array" in modes:  # gymnasium's wrapper shows them
+    if render_mode == "human" and "rgb_array" in modes:  # a wrapper of gymnasium shows the images
         return env
     env.close()
     known = ", ".join(map(str, modes)) or "none"

@@ -33,7 +33,7 @@ class ObservationRows:
         return self._steps + 1
 
     def tree(self) -> Any:
-        """Return the structure of the observation space, with objects that give single rows in place of arrays."""
+        """Return the structure of the observation space, with objects that return single rows in place of arrays."""
         return self.layout.join(iter([_LeafRows(self, leaf) for leaf in self.layout.leaves()]))
 
     def value(self, leaf: Leaf, row: int) -> Any:

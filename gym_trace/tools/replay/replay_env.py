@@ -22,7 +22,7 @@ _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 
 
 class ReplayEnv(gymnasium.Env[Any, Any]):
-    """Play the episodes of a trace to an agent in turn, and then from the first one again.
+    """Replays the episodes of a trace to an agent, in order and repeatedly.
 
     It has the recorded spaces, and returns the recorded observations, rewards, flags, and infos if there are any.
     ``reset(seed=s)`` plays the episode that was recorded with the seed s, or else one that s draws;
@@ -59,7 +59,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
     ):
         if on_divergence not in _ON_DIVERGENCE:
             raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
-        self.trace = as_trace(trace)[:]  # stays so when more is recorded
+        self.trace = as_trace(trace)[:]  # a view, which does not grow
         table = self.trace.episodes
         whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
@@ -77,13 +77,13 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
             setattr(self, name, restore(writers[0].schema.get(name), stand_in=True) if space is None else space)
         self._on_divergence = on_divergence
         self._actions: Layout = writers[0].layouts.actions
-        self._next = 0  # place in _playable
-        self._step: int | None = None  # to come; None: reset first
+        self._next = 0  # index in _playable
+        self._step: int | None = None  # index of the next step; None: call reset() first
         self._warned = False
         self.episode: Episode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode, or the one that seed or options choose."""
+        """Begin the next episode, or the episode that seed or options select."""
         super().reset(seed=seed)
         if options is not None and "episode" in options:
             self._next = self._place_of(options["episode"])
@@ -100,7 +100,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         return row_of(self._observations, 0), dict(episode.reset_info or {})
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Return what the recorded step returned.
+        """Return the results of the recorded step.
 
         Raises ReplayDiverged if the action differs from the recorded one, and on_divergence is "raise".
         """
