@@ -562,7 +562,7 @@ class WriterReader:
         return row if row >= 0 and self.place_of(row) == (number, fragment) else None
 
     def pending_action(self, row: int) -> Any:
-        """Return the action without a result at the end of an episode, in the structure of its space; None if missing."""
+        """Return the action without a result at the end of an episode, structured like its space; None if missing."""
         for action in self.pending:
             if row == self.parts.row_of_pending(action):
                 return copied(action.action(self.layouts.actions))

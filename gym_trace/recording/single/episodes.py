@@ -192,7 +192,7 @@ class EpisodeRecorder:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def make_ready(self) -> None:
-        """Switch the slab if it is due, before a step that is recorded after its result. Raises RecordingError, once."""
+        """Switch the slab if due, before a step that is recorded after its result. Raises RecordingError, once."""
         if self.slabs.is_due:
             self.slabs.switch_slab()
         self._recorder.report()

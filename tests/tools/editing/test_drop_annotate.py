@@ -92,9 +92,12 @@ def test_a_trace_without_infos_still_verifies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ("observations", "a trace is made of them; it can do without infos, annotations, annotations.log.prob"),
+        (
+            "observations",
+            "a trace is made of them; columns that can be dropped: infos, annotations, annotations.log.prob",
+        ),
         ("rewards", "a trace is made of them"),
-        ("annotations.valu", r"no 'annotations.valu'; it can do without .*annotations.value"),
+        ("annotations.valu", r"no 'annotations.valu'; columns that can be dropped: .*annotations.value"),
         ("infos.lives", "no 'infos.lives'"),
         ("videos", "no 'videos'"),
         ("", "no ''"),
@@ -111,7 +114,7 @@ def test_dropping_a_required_or_unknown_column_raises_and_lists_the_others(
 
 def test_a_trace_that_has_nothing_to_drop_says_so(tmp_path: Path) -> None:
     record_lengths(tmp_path / "t", [3])
-    with pytest.raises(InvalidOption, match="nothing that it can do without"):
+    with pytest.raises(InvalidOption, match="can be dropped: none"):
         edit.drop(tmp_path / "t", "infos", tmp_path / "d")
 
 
