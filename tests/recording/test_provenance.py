@@ -270,7 +270,7 @@ def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.Mo
     os.mkfifo(".git/pipe")
     git("config", "include.path", "pipe")
     started, popen, may_start = [], subprocess.Popen, threading.Event()
-    answer = provenance._Git.answer
+    answer = provenance._Git.output
 
     def opened(*args: Any, **options: Any) -> Any:
         assert starts == "in time" or may_start.wait(60)
