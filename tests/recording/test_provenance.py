@@ -283,7 +283,7 @@ def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.Mo
         return answer(git, 0.0)
 
     monkeypatch.setattr(provenance.subprocess, "Popen", opened)
-    monkeypatch.setattr(provenance._Git, "answer", answered_at_once)
+    monkeypatch.setattr(provenance._Git, "output", answered_at_once)
     assert "commit" not in provenance.provenance_of("test")
     may_start.set()
     wait_for(lambda: len(started) == 2)
