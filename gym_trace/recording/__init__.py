@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from gym_trace.recording.dead_rings import take_in_rings
     from gym_trace.recording.filters import RewardClasses
     from gym_trace.recording.options import RecordingOptions
-    from gym_trace.recording.processes.local import started_safely
     from gym_trace.recording.processes.ray import RayActors
+    from gym_trace.recording.processes.safe_start import started_safely
     from gym_trace.recording.publishing.spool import PublishedSpool, publish_spools
     from gym_trace.recording.video_schedules import schedule_of
 
@@ -29,7 +29,7 @@ _HOMES = {
     "publish_spools": "gym_trace.recording.publishing.spool",
     "run_settings": "gym_trace.recording.collecting.resuming",
     "schedule_of": "gym_trace.recording.video_schedules",
-    "started_safely": "gym_trace.recording.processes.local",
+    "started_safely": "gym_trace.recording.processes.safe_start",
     "take_in_rings": "gym_trace.recording.dead_rings",
     "why_pure": "gym_trace.recording.compiled",
 }

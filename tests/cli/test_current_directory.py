@@ -16,7 +16,7 @@ from test_cli_json_and_completion import proposed
 
 from gym_trace import TraceRecordingWrapper, record_episodes
 from gym_trace.errors import InvalidOption
-from gym_trace.recording.processes import local
+from gym_trace.recording.processes import safe_start
 
 # Packages that are imported where they are installed: a module of the same name must not take their place.
 OPTIONAL = {"av", "h5py", "matplotlib", "mcap", "onnxruntime", "pandas", "PIL", "pyarrow", "pygame", "rerun", "rich"}
@@ -164,19 +164,19 @@ def test_workers_do_not_start_in_an_importable_directory(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "version_info", (3, 10, 0))
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    with local.started_safely():
+    with safe_start.started_safely():
         assert os.environ["PYTHONSAFEPATH"]
     (tmp_path / "socket.py").write_text("")
-    with pytest.raises(InvalidOption, match="socket"), local.started_safely():
+    with pytest.raises(InvalidOption, match="socket"), safe_start.started_safely():
         pass
 
 
 def test_processes_of_an_environment_find_modules_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with local.started_safely():
-        local.forget_safe_path()  # as a worker does
+    with safe_start.started_safely():
+        safe_start.forget_safe_path()  # as a worker does
         assert "PYTHONSAFEPATH" not in os.environ
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    with local.started_safely():
-        local.forget_safe_path()
+    with safe_start.started_safely():
+        safe_start.forget_safe_path()
     assert os.environ["PYTHONSAFEPATH"] == "1"

@@ -20,7 +20,7 @@ from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
-from gym_trace.recording.processes.local import forget_safe_path, started_safely
+from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely
 from gym_trace.tools.replay.compare import Comparison
 from gym_trace.tools.replay.lanes import Lane, inseparable, lanes_of
 from gym_trace.tools.replay.resimulate import (
