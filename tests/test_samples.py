@@ -67,7 +67,7 @@ def test_the_sample_with_parity_is_intact() -> None:
     assert (report.files, report.damages, report.healed, report.remarks) == (4, [], [], [])
 
 
-@pytest.mark.filterwarnings("ignore:.*damaged, and read as it was recorded")
+@pytest.mark.filterwarnings("ignore:.*damaged, but read as recorded")
 def test_the_sample_with_parity_is_readable_and_healed_after_a_flip(tmp_path: Path) -> None:
     for start in (0, 1500, 3000, 4500):
         trace = shutil.copytree(SAMPLES / PARITY, tmp_path / str(start))

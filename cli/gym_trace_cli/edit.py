@@ -76,7 +76,7 @@ class _Result(NamedTuple):
             raise click.UsageError("pass either -o NEW or --in-place")
         return cls(**given)
 
-    def of(self, name: str, *arguments: Any, counts_steps: bool = False) -> Any:
+    def of(self, name: str, *arguments: Any, counts_steps: bool = False, **options: Any) -> Any:
         """Call a function of gym_trace.edit with a progress line, and return what it returns."""
         import gym_trace.edit
 
@@ -84,7 +84,7 @@ class _Result(NamedTuple):
         with ProgressLine(quiet=self.quiet) as progress:
             on_progress = progress.counting("step") if counts_steps else progress.update_bytes
             edit = getattr(gym_trace.edit, name)
-            return edit(*arguments, destination=self.output, on_progress=on_progress, **place)
+            return edit(*arguments, destination=self.output, on_progress=on_progress, **place, **options)
 
     def report(self, name: str, *arguments: Any, counts_steps: bool = False) -> None:
         """Call a function of gym_trace.edit, and print its report."""
@@ -179,7 +179,7 @@ def split(
         raise click.UsageError("--seed: needs --fractions; pass both")
     if (by == "seed-hash") != (fractions is not None) and by is not None:
         raise click.UsageError("--by seed-hash: needs --fractions; pass both, e.g. --fractions train=0.8,test=0.2")
-    reports = result.of("split", directory, by, fractions, seed or 0)
+    reports = result.of("split", directory, by=by, fractions=fractions, seed=seed or 0)
     if result.as_json:
         show.json_line({name: _plain(report) for name, report in reports.items()})
     for report in () if result.as_json else reports.values():

@@ -174,7 +174,7 @@ def test_in_a_child_process_the_error_explains_how_to_share_a_directory(tmp_path
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert 'on_exist="append" to add to it (needed by a process that starts after others' in said.get()
+    assert 'on_exist="append" to add to it (needed if other processes of this run have closed' in said.get()
 
 
 @pytest.mark.parametrize("kind", ["single", "vector", "copy"])

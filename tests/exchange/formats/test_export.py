@@ -280,7 +280,7 @@ def test_episodes_of_several_spaces_need_a_selection(tmp_path: Path) -> None:
         env.step(1)
         env.close()
     trace = open_trace(tmp_path / "trace")
-    with pytest.raises(InvalidOption, match="choose episodes of one kind"):
+    with pytest.raises(InvalidOption, match="choose episodes with the same spaces"):
         export(trace, tmp_path / "out", PlainExporter())
     assert export(trace[:1], tmp_path / "out", PlainExporter()).episodes == 1
 
