@@ -85,11 +85,12 @@ class Page:
         self.refused = None
         driver.get("about:blank")
         self.begun = 1000 * time.time()
+        self.address = address
         driver.get(address)
 
     def go(self, route):
         self.driver.get("about:blank")
-        self.driver.get(self.root + route)
+        self.driver.get(self.address + route)  # with the token: what the first page has stored may not be there yet
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
