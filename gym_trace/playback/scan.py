@@ -194,9 +194,9 @@ class _Runs:
         is_first = parts.opens(rows, block.begin)
         lost = is_first & ~has_initial
         if self._after_damage.any():
-            heads = np.zeros(len(rows), np.bool_)
-            heads[np.unique(rows, return_index=True)[1]] = True
-            lost |= heads & self._after_damage[rows] & ~has_initial
+            is_head = np.zeros(len(rows), np.bool_)
+            is_head[np.unique(rows, return_index=True)[1]] = True
+            lost |= is_head & self._after_damage[rows] & ~has_initial
             self._after_damage[rows[rows >= 0]] = False
         opens, is_changed = is_first | lost, bool(lost.any())
         if is_changed:  # a step without its observation is skipped: the run begins with the observation after it
@@ -223,13 +223,12 @@ class _Runs:
             observation_begins, observations = observation_begins + cut_observations, observations - cut_observations
         wanted = np.flatnonzero(is_wanted)
         mine = rows[wanted]
-        is_next = mine[1:] != mine[:-1]
-        if (mine[1:] < mine[:-1]).any() and len(np.unique(mine)) <= np.count_nonzero(is_next):
-            # Fragments of an episode lie apart.
+        begins = _run_begins(mine)
+        firsts = np.sort(mine[begins])
+        if (firsts[1:] == firsts[:-1]).any():  # fragments of an episode lie apart
             order = np.argsort(mine, kind="stable")
             wanted, mine, is_changed = wanted[order], mine[order], True
-            is_next = mine[1:] != mine[:-1]
-        begins = np.append(0, np.flatnonzero(is_next) + 1)[: len(mine)]
+            begins = _run_begins(mine)
         heads, tails = wanted[begins], wanted[np.append(begins[1:], len(mine))[: len(begins)] - 1]
         bounds = np.append(begins, len(mine))
         runs = StepRuns(
@@ -295,6 +294,11 @@ class _Runs:
                 end = int(ends[run])
                 self._last_rows.setdefault(int(runs.row[run]), {})[path] = column[end - 1 : end].copy()
         runs.has_initial = np.ones(len(runs), np.bool_)
+
+
+def _run_begins(values: Array) -> Array:
+    """Return where each run of equal values begins."""
+    return np.append(0, np.flatnonzero(values[1:] != values[:-1]) + 1)[: len(values)]
 
 
 class _RunRows:
