@@ -158,7 +158,7 @@ def lanes_trace(directory: Path) -> None:
         "action_space": {"type": "Discrete", "dtype": "<i8"},
     }
     writer = BatchFiles(LocalStorage(directory), schema, level=1, fsync=False)
-    begins, ends = wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS
+    begins, ends = wire.STARTS | wire.HAS_INITIAL, wire.STOPS | wire.ENDS
     random = np.random.default_rng(0)
     for chunk in (
         [(0, 0, 3, 0, begins, 0), (1, 0, 2, 1, begins, 0)],
@@ -168,7 +168,7 @@ def lanes_trace(directory: Path) -> None:
         for name, values in zip(("episode", "first_step", "steps", "lane", "flags", "outcome"), zip(*chunk)):
             fragments[name] = values
         steps = int(fragments["steps"].sum())
-        leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
+        leads = int(np.count_nonzero(fragments["flags"] & wire.HAS_INITIAL))
         columns: dict[Any, Any] = {
             ("starts",): [b"\x80"] * leads,
             ("observations",): random.random((steps + leads, 3), np.float32),

@@ -32,7 +32,7 @@ class FragmentFlag(IntFlag):
     """Flags of a fragment (docs/FORMAT.md, section 4)."""
 
     STARTS = 1 << 0
-    LEADS = 1 << 1
+    HAS_INITIAL = 1 << 1
     TERMINATED = 1 << 2
     TRUNCATED = 1 << 3
     STOPS = 1 << 4

@@ -601,7 +601,7 @@ def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:
 
 def observation_rows(fragments: Array | Fragments) -> int:
     """Return the number of observation rows of these fragments."""
-    return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))
+    return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.HAS_INITIAL))
 
 
 def add_totals(totals: dict[Path, list[int]], columns: Iterable[ColumnDescriptor]) -> None:

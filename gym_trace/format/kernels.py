@@ -12,9 +12,9 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms, wire
 
-__all__ = ["COMPILED", "crc32", "log_places", "shuffle", "slices", "undo_changes", "undo_shuffle", "undo_xor"]
+__all__ = ["COMPILED", "crc32", "entry_offsets", "shuffle", "slices", "undo_changes", "undo_shuffle", "undo_xor"]
 
-ABI = 2  # ABI of the compiled module that matches this version
+ABI = 3  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
@@ -25,7 +25,7 @@ undo_shuffle = transforms.undo_shuffle
 undo_xor = transforms.undo_xor
 
 
-log_places: Any = None  # compiled only; its twin is gym_trace.format.ring.log.places()
+entry_offsets: Any = None  # compiled only; its twin is gym_trace.format.ring.log.entry_offsets()
 
 
 def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
@@ -35,7 +35,7 @@ def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
 
 def _select(kernels: Any) -> None:
     """Use the compiled functions. Arrays are C-contiguous uint8, (rows, row size)."""
-    global COMPILED, crc32, log_places, shuffle, slices, undo_changes, undo_shuffle, undo_xor
+    global COMPILED, crc32, entry_offsets, shuffle, slices, undo_changes, undo_shuffle, undo_xor
 
     def compiled_shuffle(flat: Array, item_size: int) -> Array:
         planes = np.empty(flat.size, np.uint8)
@@ -57,7 +57,7 @@ def _select(kernels: Any) -> None:
         except ValueError as error:
             raise CorruptTrace(str(error)) from error
 
-    log_places, slices = kernels.log_places, kernels.slices
+    entry_offsets, slices = kernels.entry_offsets, kernels.slices
     COMPILED, crc32, shuffle = True, kernels.crc32, compiled_shuffle
     undo_changes, undo_shuffle, undo_xor = compiled_undo_changes, compiled_undo_shuffle, compiled_undo_xor
 

@@ -21,7 +21,7 @@ from gym_trace.format.batch_reader import PART, BatchReader, Chunk, StoredChunk
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Path
 from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.format.ring.segment import Columns, Segment, size_of
-from gym_trace.format.wire import ENDS, LEADS, STARTS
+from gym_trace.format.wire import ENDS, HAS_INITIAL, STARTS
 
 LEVEL = 3  # zstd level for rewritten data
 FRAGMENTS, START_RECORDS = ("fragments",), ("starts",)
@@ -220,7 +220,7 @@ def _part_of(columns: Chunk, chunk: SourceChunk) -> tuple[Array, Columns]:
     bare = np.zeros(count, np.bool_) if chunk.bare is None else chunk.bare
     steps, flags = chunk.table["steps"].astype(np.int64), chunk.table["flags"]
     masks = dict.fromkeys(STEP_COLUMNS, np.repeat(kept, steps))
-    masks["observations"] = np.repeat(kept, steps + (flags & LEADS > 0))
+    masks["observations"] = np.repeat(kept, steps + (flags & HAS_INITIAL > 0))
     masks["starts"] = (kept | bare)[flags & STARTS > 0]
     rows: Columns = {}
     for path, column in columns.columns.items():

@@ -68,7 +68,7 @@ pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # takes the fields of FRAGM
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 
 # Plain integers, because operations on members of FragmentFlag are slow.
-STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
+STARTS, HAS_INITIAL, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
 NO_SEED, SEED_ELSEWHERE = -1, -2
 
 

@@ -228,7 +228,7 @@ class EpisodeRuns:
         return table
 
     def _first_step_lost(self, rows: RowIndex) -> Array:
-        first_step_lost: Array = self._stored.flags[self.first_of(rows)] & wire.LEADS == 0
+        first_step_lost: Array = self._stored.flags[self.first_of(rows)] & wire.HAS_INITIAL == 0
         return first_step_lost
 
     def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: RowIndex) -> Array:
@@ -282,7 +282,7 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
         alive: True if the writer is recording: episodes without an end are then running, otherwise lost.
         among: ascending indices of the fragments to use; None: all.
     """
-    has_initial = fragments.flags & wire.LEADS > 0
+    has_initial = fragments.flags & wire.HAS_INITIAL > 0
     carries = has_initial | (fragments.steps > 0)
     is_all = among is None and bool(carries.all())  # usually
     if is_all:
@@ -375,5 +375,5 @@ def _first_among(known: Array, wanted: Array) -> Array:
 def step_offsets(fragments: Array) -> tuple[Array, Array]:
     """Return the offsets of the observations, and of the steps, of each fragment of a chunk, and their ends."""
     steps = fragments["steps"].astype(np.int64)
-    rows = steps + (fragments["flags"] & wire.LEADS > 0)
+    rows = steps + (fragments["flags"] & wire.HAS_INITIAL > 0)
     return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(steps)])

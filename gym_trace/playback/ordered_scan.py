@@ -166,7 +166,7 @@ class OrderedScan:
         fragments = parts.fragments[_ranges(parts.first[rows], counts)]  # in the order of the episodes
         found, flags = self._chunks_of(fragments), reader.fragments.flags[fragments]
         steps = reader.fragments.steps[fragments].astype(np.int64)
-        observations = steps + (flags & wire.LEADS > 0)
+        observations = steps + (flags & wire.HAS_INITIAL > 0)
         rows_in_chunks: list[list[Array | slice]] = [[], []]  # rows of observations, and of steps, in each chunk
         for number in chunks:
             begin = int(reader.chunk_bounds[number])

@@ -58,7 +58,7 @@ def _readers_of(stored: WriterReader, origins: Sequence[Origin | None]) -> list[
 def _rows_before(stored: WriterReader, bounds: Array, chunks: Array) -> Array:
     """Return how many observations, steps and reset records come before these fragments in their chunks."""
     steps, flags = stored.fragments.steps.astype(np.int64), stored.fragments.flags
-    counts = np.stack([steps + (flags & wire.LEADS > 0), steps, flags & wire.STARTS > 0], axis=1)
+    counts = np.stack([steps + (flags & wire.HAS_INITIAL > 0), steps, flags & wire.STARTS > 0], axis=1)
     totals = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(counts, axis=0, dtype=np.int64)])
     found: Array = totals[bounds] - totals[stored.chunk_bounds[chunks]]
     return found
@@ -86,7 +86,7 @@ def origin_problem(fragments: Array | Fragments, origins: Sequence[Origin | None
     numbers = origin_numbers(fragments)
     if not is_ascending(numbers) or int(numbers[:1].min(initial=least)) < least:
         return "the fragments of its origins are not in order"
-    carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
+    carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.HAS_INITIAL > 0)
     found = np.unique(numbers[carries]).tolist()
     if not all(number < len(origins) and origins[number] is not None for number in found):
         return "fragments of origins that its schema does not name"

@@ -186,7 +186,7 @@ class _Runs:
         scan, parts, table, rows = self._scan, self._reader.parts, block.table, block.rows
         flags = np.ascontiguousarray(table["flags"])
         steps, first_step = table["steps"].astype(np.int64), table["first_step"].astype(np.int64)
-        has_initial = flags & wire.LEADS > 0
+        has_initial = flags & wire.HAS_INITIAL > 0
         observations = steps + has_initial
         before = block.rows_before
         step_begins = np.cumsum(steps) - steps + before[1]

@@ -591,9 +591,9 @@ class WriterReader:
                 seen, done, _ = self.rows_before(number)
             before = int(all_steps[at:f].sum(dtype=np.int64))
             done += before
-            seen += before + int(np.count_nonzero(all_flags[at:f] & wire.LEADS))
+            seen += before + int(np.count_nonzero(all_flags[at:f] & wire.HAS_INITIAL))
             at, count, flags = f, int(all_steps[f]), int(all_flags[f])
-            rows = count + bool(flags & wire.LEADS)
+            rows = count + bool(flags & wire.HAS_INITIAL)
             found.append(ChunkSlice(_UNREAD, number, slice(seen, seen + rows), slice(done + lost, done + count), flags))
             lost = 0
         if steps is None:

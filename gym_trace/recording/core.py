@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.deltas import changed_words
-from gym_trace.format.ring.lanes.contents import PYTHON, Passes
+from gym_trace.format.ring.lanes.events import PYTHON_LOOPS, InnerLoops
 from gym_trace.format.ring.lanes.slab import LaneSlab
 from gym_trace.format.ring.row_slab import RowSlab
 
-__all__ = ["CORE", "LANE_PASSES", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
+__all__ = ["CORE", "LANE_LOOPS", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
 
-ABI = 10  # ABI of the compiled core that matches this version
+ABI = 11  # ABI of the compiled core that matches this version
 
 CORE = "pure"  # or "compiled"
-LANE_PASSES = PYTHON
+LANE_LOOPS = PYTHON_LOOPS
 
 
 def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None:
@@ -48,7 +48,7 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
         if _core.ABI == ABI:  # otherwise a leftover of another version
             RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
             LaneSlab = _core.LaneSlab  # type: ignore[assignment, misc]
-            LANE_PASSES = Passes(_core.lane_rows, _core.lane_fragments)
+            LANE_LOOPS = InnerLoops(_core.lane_rows, _core.lane_fragments)
             changed_words, CORE = _core.changed_words, "compiled"
             if _reads_generators(_core.pcg64_state):
                 pcg64_state = _core.pcg64_state

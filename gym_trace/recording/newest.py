@@ -108,7 +108,7 @@ class NewestBatches(BatchFiles):
         result = np.zeros(len(fragments), np.bool_)
         for path, rows_with in found.items():
             if rows_with.any():
-                counts = steps + (fragments["flags"] & wire.LEADS > 0) if path[0] == "observations" else steps
+                counts = steps + (fragments["flags"] & wire.HAS_INITIAL > 0) if path[0] == "observations" else steps
                 of_row = np.repeat(np.arange(len(fragments)), counts)
                 result[of_row[rows_with]] = True
         return result

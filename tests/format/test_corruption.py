@@ -197,7 +197,7 @@ def rows_beyond_any_limit(forgery):
 
 def a_constant_chunk_that_fits_its_absurd_fragments(forgery):
     chunk, steps = first(forgery), wire.MAX_ROWS // 8
-    chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=steps))
+    chunk.change_fragments(lambda table: _set(table[:1], flags=wire.HAS_INITIAL, steps=steps))
     del chunk.metadata["columns"][1:], chunk.blobs[1:]
     for path, dtype, shape, raw in [
         (["observations"], "<f4", [3], 12),
@@ -229,7 +229,7 @@ def columns_that_are_no_list(forgery):
 def a_million_fragments_in_a_constant_column(forgery):
     chunk = first(forgery)
     row = chunk.table("fragments", wire.FRAGMENT)[:1].copy()
-    row["steps"], row["flags"] = 0, wire.LEADS
+    row["steps"], row["flags"] = 0, wire.HAS_INITIAL
     chunk.store(FRAGMENTS, row.tobytes(), rows=1 << 24, encoding=8, raw=80)
 
 

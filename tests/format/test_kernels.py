@@ -131,8 +131,8 @@ def test_logs_are_walked_and_cut_like_in_python(lengths: list[int], cut: int, se
         for place in noise.tolist():
             memory[place] ^= 0x55
     end = max(16, len(memory) - cut)
-    found = log.places(memory, 16, end, sequence)
-    assert found.tolist() == log._places(memory, 16, end, sequence)
+    found = log.entry_offsets(memory, 16, end, sequence)
+    assert found.tolist() == log._entry_offsets(memory, 16, end, sequence)
     begins = found + log.ENTRY.size
     ends = begins + log.headers(memory, found)["length"]
     assert compiled.slices(memory, begins, ends) == [bytes(memory[a:b]) for a, b in zip(begins.tolist(), ends.tolist())]
@@ -145,4 +145,4 @@ def test_a_slice_or_a_log_outside_the_memory_is_refused() -> None:
             compiled.slices(b"12345678", begins, ends)
     for begin, end in ((-1, 8), (0, 9)):
         with pytest.raises(ValueError, match="outside the memory"):
-            compiled.log_places(b"12345678", begin, end, 1)
+            compiled.entry_offsets(b"12345678", begin, end, 1)

@@ -175,7 +175,9 @@ def fragments_of(runs: list[tuple[bool, bool, int, bool]]) -> Any:
     table = np.zeros(len(runs), wire.FRAGMENT)
     for row, (number, (starts, leads, steps, ends)) in zip(table, enumerate(runs)):
         row["episode"], row["steps"], row["first_step"] = number, steps, 100 * number
-        row["flags"] = wire.STARTS * starts | wire.LEADS * leads | (wire.STOPS | wire.ENDS | wire.TERMINATED) * ends
+        row["flags"] = (
+            wire.STARTS * starts | wire.HAS_INITIAL * leads | (wire.STOPS | wire.ENDS | wire.TERMINATED) * ends
+        )
         row["outcome"], row["seed"], row["duration"] = ends, number * starts, number * ends
     return table
 
@@ -188,7 +190,7 @@ def fragments_of(runs: list[tuple[bool, bool, int, bool]]) -> Any:
 def test_split_segments_hold_the_same_data(runs: Any, table: int, values: int) -> None:
     fragments = fragments_of(runs)
     steps = int(fragments["steps"].sum())
-    leads, starts = (int((fragments["flags"] & flag != 0).sum()) for flag in (wire.LEADS, wire.STARTS))
+    leads, starts = (int((fragments["flags"] & flag != 0).sum()) for flag in (wire.HAS_INITIAL, wire.STARTS))
     columns: Any = {
         ("starts",): [b"s%d" % i for i in range(starts)],
         ("observations",): np.arange(3 * (steps + leads)).reshape(-1, 3),
@@ -210,7 +212,7 @@ def test_split_segments_hold_the_same_data(runs: Any, table: int, values: int) -
     for part in parts:
         own = part.fragments
         assert len(part.columns.get(("rewards",), ())) == own["steps"].sum()
-        rows_led = int((own["flags"] & wire.LEADS != 0).sum())
+        rows_led = int((own["flags"] & wire.HAS_INITIAL != 0).sum())
         assert len(part.columns.get(("observations",), ())) == own["steps"].sum() + rows_led
     together = np.concatenate([part.fragments for part in parts])
     for number, whole in enumerate(fragments):

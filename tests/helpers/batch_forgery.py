@@ -97,7 +97,7 @@ class Forgery:
             data += b"".join(pieces)
             if record.kind == wire.CHUNK and reindexed and self.sealed:
                 table = record.fragments
-                rows = sum(table["steps"].tolist()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
+                rows = sum(table["steps"].tolist()) + int(np.count_nonzero(table["flags"] & wire.HAS_INITIAL))
                 places.append((start, len(data) - start, len(table), rows))
                 tables.append(table)
         if self.sealed:

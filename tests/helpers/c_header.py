@@ -17,7 +17,7 @@ from gym_trace.format.ring.lanes.entries import LANE
 from gym_trace.recording import core
 
 _WIDTH = 120
-_LOG_KINDS = ("START", "FLAG", "VALUE", "CHANGES", "ASK", "STEP")  # the others are written in Python alone
+_LOG_KINDS = ("START", "FLAG", "VALUE", "CHANGES", "ACTIONS", "STEP")  # the others are written in Python alone
 _TYPES = {"b1": "char", "u2": "uint16_t", "u4": "uint32_t", "u8": "uint64_t", "i8": "int64_t", "f8": "double"}
 
 
@@ -31,7 +31,7 @@ def header() -> str:
         _constants("gym_trace/data/vocabulary.py: outcomes of episodes", _named("OUTCOME", Outcome)),
         _constants("gym_trace/format/wire.py", {"NO_SEED": wire.NO_SEED}),
         _constants("gym_trace/format/ring/log.py: kinds of entries", {f"LOG_{n}": getattr(log, n) for n in _LOG_KINDS}),
-        _constants("gym_trace/format/ring/log.py: a flag of LOG_START", {"HAS_LEAD": log.HAS_LEAD}),
+        _constants("gym_trace/format/ring/log.py: a flag of LOG_START", {"START_HAS_INITIAL": log.START_HAS_INITIAL}),
         _constants("gym_trace/format/ring/memory.py", {"SLAB_HEADER": memory.SLAB_HEADER}),
         _constants("gym_trace/format/ring/row_slab.py", {"RESERVE": row_slab.RESERVE}),
         _constants("gym_trace/format/ring/lanes/autoreset.py: indices of MODES", _modes()),

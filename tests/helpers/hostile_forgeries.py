@@ -123,7 +123,7 @@ def repeated(forged: Forgery, times: int) -> list[Record]:
     for copy in copies:  # keep the rows of one fragment
         copy.metadata["columns"] = copy.metadata["columns"][:1]
         copy.blobs = copy.blobs[:1]
-        copy.change_fragments(lambda table: _set(table, steps=0, flags=wire.STARTS | wire.LEADS | wire.ENDS))
+        copy.change_fragments(lambda table: _set(table, steps=0, flags=wire.STARTS | wire.HAS_INITIAL | wire.ENDS))
     forged.records[at:at] = copies
     return copies
 
@@ -259,7 +259,7 @@ def infos_that_are_one_large_value_for_every_row(place):
         chunk, rows = first(forged), 600
         value = pack({"a": [[]] * 20_000})
         chunk.store(INFOS, value, dtype="msgpack", shape=[], rows=rows, encoding=CONSTANT, raw=len(value))
-        chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=rows))
+        chunk.change_fragments(lambda table: _set(table[:1], flags=wire.HAS_INITIAL, steps=rows))
         keep = [0, chunk.columns[INFOS]]
         chunk.metadata["columns"] = [chunk.metadata["columns"][i] for i in keep]
         chunk.blobs = [chunk.blobs[i] for i in keep]
@@ -291,7 +291,7 @@ def a_hundred_columns_of_a_gigabyte_in_a_row_each(place):
     def change(forged):
         chunk = first(forged)
         steps = wire.MAX_ROWS
-        chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=steps - 1))
+        chunk.change_fragments(lambda table: _set(table[:1], flags=wire.HAS_INITIAL, steps=steps - 1))
         del chunk.metadata["columns"][1:], chunk.blobs[1:]
         constant(chunk, ["observations"], "<f4", [3], steps, bytes(12))
         constant(chunk, ["actions"], "<i8", [], steps - 1, bytes(8))
@@ -306,7 +306,7 @@ def a_hundred_columns_of_a_gigabyte_in_a_row_each(place):
 def a_hundred_fragment_tables_that_grow_to_a_million_rows(place):
     def change(forged):
         row = forged.chunks[0].table("fragments", wire.FRAGMENT)[:1].copy()
-        row["steps"], row["flags"] = 0, wire.LEADS
+        row["steps"], row["flags"] = 0, wire.HAS_INITIAL
         for number, copy in enumerate(repeated(forged, 100)):
             row["episode"] = number
             copy.store(("fragments",), row.tobytes(), rows=wire.MAX_TABLE, encoding=CONSTANT, raw=80)
@@ -319,7 +319,7 @@ def a_hundred_fragment_tables_that_grow_to_a_million_rows(place):
 def batches_whose_indexes_grow_to_millions_of_rows(place):
     forged = taken_apart(place.batch)
     row = forged.chunks[0].table("fragments", wire.FRAGMENT)[:1].copy()
-    row["flags"] = wire.LEADS | wire.STARTS | wire.ENDS
+    row["flags"] = wire.HAS_INITIAL | wire.STARTS | wire.ENDS
     index = forged.index
     index.put_table("chunks", np.array([(200, 8, wire.MAX_TABLE // 4, 0)], wire.CHUNK_ENTRY))
     index.store(("fragments",), row.tobytes(), rows=wire.MAX_TABLE // 4, encoding=CONSTANT, raw=80)
@@ -331,7 +331,7 @@ def batches_whose_indexes_grow_to_millions_of_rows(place):
 def batches_whose_shuffled_indexes_grow_to_millions_of_rows(place):
     forged = taken_apart(place.batch)
     rows = np.repeat(forged.chunks[0].table("fragments", wire.FRAGMENT)[:1], wire.MAX_TABLE // 4)
-    rows["flags"], rows["episode"] = wire.LEADS | wire.STARTS | wire.ENDS, np.arange(len(rows)) << 38
+    rows["flags"], rows["episode"] = wire.HAS_INITIAL | wire.STARTS | wire.ENDS, np.arange(len(rows)) << 38
     forged.index.put_table("chunks", np.array([(200, 8, len(rows), 0)], wire.CHUNK_ENTRY))
     forged.index.put_table("fragments", rows)
     for number in range(10):

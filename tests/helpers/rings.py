@@ -18,7 +18,7 @@ from gym_trace.format.ring.recovered import decoder_of
 from gym_trace.storage.local import LocalStorage
 
 MAGIC = b"\x89GTRNG\r\n"
-START, LEAD, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
+START, INITIAL, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
 TERMINATED, TRUNCATED = 4, 8
 SLAB_BYTES = 4096
 ROW_BYTES = 48  # action, asked, reward, observation, padding, done
@@ -88,7 +88,7 @@ class Slab:
         struct.pack_into("<d3f4xQ", self.memory, self._at() + 16, reward, *observation, self.mark(self.rows + 1))
         self.rows += 1
 
-    def lead(self, observation: Any) -> None:
+    def record_initial(self, observation: Any) -> None:
         self.answer(0.0, observation)
 
     def _at(self) -> int:
@@ -126,7 +126,7 @@ class Run:
         self.episode, self.step, self.running = self.episode + 1, 0, True
         kept = msgpack.packb({"options": {"e": self.episode}})
         self.slab.log(START, kept, flags=1, a=self.episode, b=seed, c=1000, d=10)
-        self.slab.lead([self.episode, 0, 0.5])
+        self.slab.record_initial([self.episode, 0, 0.5])
 
     def take_step(self, last: bool = False) -> None:
         self.make_room()

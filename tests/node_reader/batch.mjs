@@ -11,7 +11,7 @@ import { unpackMetadata } from "./values.mjs";
 const LARGE_ROW = 4096;
 const ZSTD = 1, SHUFFLE = 2, XOR = 4, CONSTANT = 8, CHANGES = 16;
 const ORIGINS = 1; // a feature
-export const STARTS = 1, LEADS = 2, TERMINATED = 4, TRUNCATED = 8, ENDS = 32;
+export const STARTS = 1, HAS_INITIAL = 2, TERMINATED = 4, TRUNCATED = 8, ENDS = 32;
 
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
@@ -125,7 +125,7 @@ export function originsOf(schema) {
   });
 }
 
-export const observationRows = (fragment) => fragment.steps + (fragment.flags & LEADS ? 1 : 0);
+export const observationRows = (fragment) => fragment.steps + (fragment.flags & HAS_INITIAL ? 1 : 0);
 
 // -- a batch file (2) -------------------------------------------------------------------------------------------------
 

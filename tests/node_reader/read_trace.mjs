@@ -8,7 +8,7 @@ import { createHash } from "node:crypto";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
-import { Batch, ENDS, LEADS, STARTS, TERMINATED, TRUNCATED, observationRows, originsOf } from "./batch.mjs";
+import { Batch, ENDS, HAS_INITIAL, STARTS, TERMINATED, TRUNCATED, observationRows, originsOf } from "./batch.mjs";
 import { readRing } from "./ring.mjs";
 import { Extension, TUPLE, absent, asTyped, canonical, isMisfit, typedValue, unpack } from "./values.mjs";
 
@@ -37,8 +37,8 @@ function takeChunk({ columns, fragments }, episodes) {
 
 function takeSteps(episode, f, columns) {
   let run = episode.runs.at(-1);
-  if (f.flags & LEADS || (f.steps > 0 && run?.firstStep + run?.steps !== f.firstStep)) {
-    run = { firstStep: f.firstStep, steps: 0, trimmed: !(f.flags & LEADS), pieces: [], terminated: [], truncated: [] };
+  if (f.flags & HAS_INITIAL || (f.steps > 0 && run?.firstStep + run?.steps !== f.firstStep)) {
+    run = { firstStep: f.firstStep, steps: 0, trimmed: !(f.flags & HAS_INITIAL), pieces: [], terminated: [], truncated: [] };
     episode.runs.push(run);
   }
   if (!observationRows(f)) return;

@@ -3,11 +3,11 @@
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
-import { ENDS, LEADS, STARTS } from "./batch.mjs";
+import { ENDS, HAS_INITIAL, STARTS } from "./batch.mjs";
 import { absent, typedValue, unpack, unpackMetadata } from "./values.mjs";
 
 const MAGIC = Buffer.from("894754524e470d0a", "hex"), BOOT = "/proc/sys/kernel/random/boot_id";
-const START = 1, LEAD = 2, FLAG = 3, STOP = 4, END = 5, VALUE = 6, CHANGES = 7, WHOLE = 8, REWARD_TYPE = 9, CONTINUE = 10;
+const START = 1, INITIAL = 2, FLAG = 3, STOP = 4, END = 5, VALUE = 6, CHANGES = 7, WHOLE = 8, REWARD_TYPE = 9, CONTINUE = 10;
 const STOPS = 16, ROWS = 1, SLAB_HEADER = 64, ENTRY = 56;
 
 const align = (n) => Math.ceil(n / 8) * 8;
@@ -105,12 +105,12 @@ class Slab {
       this.episode = { id: Number(a), seed: b, start: c, monotonic: d };
       this.nextStep = 0;
       this.addPacked("starts", payload);
-      this.begin(STARTS | (flags & 1 ? LEADS : 0));
+      this.begin(STARTS | (flags & 1 ? HAS_INITIAL : 0));
       if (!(flags & 1)) this.close(0);
-    } else if (kind === LEAD && hasRow) {
+    } else if (kind === INITIAL && hasRow) {
       if (this.open) this.close(STOPS);
       this.nextStep = Number(a);
-      this.begin(LEADS);
+      this.begin(HAS_INITIAL);
     } else if (kind === STOP || kind === END) {
       if (!this.open) this.begin(0);
       this.close(STOPS | (kind === END ? ENDS : 0), entry);

@@ -25,7 +25,7 @@ from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, episode_runs
 
 NAT = np.iinfo(np.int64).min
-FLAGS = [wire.STARTS, wire.LEADS, wire.TERMINATED, wire.STOPS, wire.ENDS, wire.PLACEHOLDER]
+FLAGS = [wire.STARTS, wire.HAS_INITIAL, wire.TERMINATED, wire.STOPS, wire.ENDS, wire.PLACEHOLDER]
 SEVERAL = st.lists(
     st.tuples(
         st.sampled_from([0, 0, 1, 2, 3, 1 << 41]),  # episode
@@ -51,13 +51,13 @@ def plain_runs(table: Any, among: list[int]) -> list[list[int]]:
     """Return the fragments of each row."""
     by_episode: dict[int, list[int]] = {}
     for f in among:
-        if table[f]["steps"] or table[f]["flags"] & wire.LEADS:
+        if table[f]["steps"] or table[f]["flags"] & wire.HAS_INITIAL:
             by_episode.setdefault(int(table[f]["episode"]), []).append(f)
     runs: list[list[int]] = []
     for of_episode in by_episode.values():
         end = None
         for f in of_episode:
-            if end is None or table[f]["flags"] & wire.LEADS or int(table[f]["first_step"]) != end:
+            if end is None or table[f]["flags"] & wire.HAS_INITIAL or int(table[f]["first_step"]) != end:
                 runs.append([])
             runs[-1].append(f)
             end = int(table[f]["first_step"]) + int(table[f]["steps"])
@@ -69,7 +69,7 @@ def plain_row(table: Any, among: list[int], run: list[int], alive: bool) -> dict
     same = [f for f in among if table[f]["episode"] == first["episode"]]
     start = next((table[f] for f in same if table[f]["flags"] & wire.STARTS), None)
     end = next((table[f] for f in same if table[f]["flags"] & wire.ENDS), None)
-    trimmed = not first["flags"] & wire.LEADS
+    trimmed = not first["flags"] & wire.HAS_INITIAL
     total = first["reward_sum"]
     for f in run[1:]:
         with np.errstate(all="ignore"):
@@ -203,7 +203,7 @@ def test_episodes_whose_ids_are_far_apart_are_ordered_and_found() -> None:
     random = np.random.default_rng(0)
     table = np.zeros(2000, wire.FRAGMENT)
     table["episode"] = random.permutation(np.arange(2000, dtype=np.uint64) << np.uint64(53))
-    table["flags"], table["seed"] = wire.STARTS | wire.LEADS | wire.ENDS, np.arange(2000)
+    table["flags"], table["seed"] = wire.STARTS | wire.HAS_INITIAL | wire.ENDS, np.arange(2000)
     parts = episode_runs(Fragments([table]), False)
     assert parts["seed"].tolist() == list(range(2000))
     assert (parts["episode_id"].astype(np.uint64) == table["episode"]).all()
@@ -266,7 +266,7 @@ def test_a_live_trace_grows_by_what_is_new_in_columns_and_table(tmp_path: Path) 
 
 
 def test_shares_of_parts_are_those_of_their_own_fragments() -> None:
-    table = table_of([(i // 3, i % 3, 1, wire.LEADS * (i % 3 == 0) | wire.STARTS * (i % 3 == 0), 0, 1.0, i)
+    table = table_of([(i // 3, i % 3, 1, wire.HAS_INITIAL * (i % 3 == 0) | wire.STARTS * (i % 3 == 0), 0, 1.0, i)
                       for i in range(12)])  # fmt: skip
     whole = episode_runs(Fragments([table]), False)
     own = Fragments([table[3:9]])

@@ -69,7 +69,7 @@ class Both:
         """Call a method of both; both must return or raise the same."""
         results = [_outcome(getattr(slab, name), args, named) for slab in (self.python, self.c)]
         assert results[0] == results[1], f"{name}{args}: {results}"
-        if name.startswith(("record_action", "record_result", "lead")):
+        if name.startswith(("record_action", "record_result", "record_initial")):
             self._declined = name == "record_action" and not results[0]
         self.compare()
         return results[0]
@@ -140,7 +140,7 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
     room = both.do("has_room", 200)
     chosen = random.integers(9)
     if chosen == 0 and room:
-        both.do("lead", random.bytes(int(random.integers(both.layout.observation_bytes + 1))))
+        both.do("record_initial", random.bytes(int(random.integers(both.layout.observation_bytes + 1))))
     elif chosen == 1:
         both.do("append", VALUE, random.bytes(int(random.integers(120))), 3, column=2, a=-(2**63), d=2**63 - 1)
     elif chosen == 2:
@@ -292,12 +292,12 @@ def test_no_row_is_written_beyond_the_slab() -> None:
         slab = slab_of(core.RowSlab, layout, size)
         rows = 0
         while slab.has_room():
-            slab.lead(b"\xff" * 1000)
+            slab.record_initial(b"\xff" * 1000)
             rows += 1
         assert slab.record_action(1) is False
         for _ in range(rows, size // layout.size + 2):  # rows without a has_room() check
             try:
-                slab.lead(b"\xff" * 1000)
+                slab.record_initial(b"\xff" * 1000)
             except ValueError:
                 break
         else:
@@ -370,7 +370,7 @@ def test_an_uninitialized_slab_writes_nothing() -> None:
         slab.disable_fast_path()
         slab.detach()
         for method, args in (
-            ("lead", (b"",)),
+            ("record_initial", (b"",)),
             ("record_packed_action", (b"",)),
             ("enable_fast_path", (1,)),
             ("drop", (0,)),

@@ -15,13 +15,13 @@ from test_core_trees import tree_for
 
 from gym_trace.data.layout import Branch, Layout, Leaf
 from gym_trace.format.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
-from gym_trace.format.ring.lanes.contents import PYTHON, LaneEvents, Passes
 from gym_trace.format.ring.lanes.decoder import decoded
-from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, More, Observed, Reset
+from gym_trace.format.ring.lanes.entries import LANE, NOTHING, End, LaneState, Observed, Reset, StepExtras
+from gym_trace.format.ring.lanes.events import PYTHON_LOOPS, InnerLoops, LaneEvents
 from gym_trace.format.ring.lanes.layout import LaneLayout
 from gym_trace.format.ring.lanes.slab import LaneSlab
 from gym_trace.format.ring.lanes.writer import LaneWriter, Step
-from gym_trace.format.ring.log import ASK, RESET, STEP, LogFull, entries
+from gym_trace.format.ring.log import ACTIONS, RESET, STEP, LogFull, entries
 from gym_trace.format.ring.segment import Segment
 
 core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
@@ -198,7 +198,7 @@ def test_a_slab_takes_as_many_steps_as_it_has_room_for(kind: Any) -> None:
     assert not slab.record_action(np.array([1, 2]))
     assert columns[0].tolist() == [[0, 9], [1, 9], [2, 9]]
     kinds = [entry.kind for entry in entries(slab.memory, 64, 4096, 7)]
-    assert kinds == [ASK, STEP] * 3
+    assert kinds == [ACTIONS, STEP] * 3
 
 
 @pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])
@@ -315,7 +315,7 @@ def test_memory_does_not_grow_over_many_steps_of_lanes() -> None:
 
 
 def odd_slab_run(seed: int) -> None:
-    """Decode a slab of random steps, resets and ends in Python and with the passes in C."""
+    """Decode a slab of random steps, resets and ends in Python and with the inner loops in C."""
     random = np.random.default_rng(seed)
     lanes, times = int(random.choice([1, 2, 3, 8, 9, 17, 40])), int(random.integers(1, 40))
     mode = str(random.choice([NEXT_STEP, SAME_STEP, DISABLED]))
@@ -349,8 +349,8 @@ def odd_slab_run(seed: int) -> None:
         finals = (ended, [_batch(random, leaf, len(ended)) for leaf in leaves[0]]) if mode == SAME_STEP else None
         observations, actions = ([_batch(random, leaf, lanes) for leaf in some] for some in leaves)
         rewards = random.normal(size=lanes).astype(random.choice(["f8", "f8", "f8", "f4"]))
-        more = More(finals=finals, notes={"n": rewards} if random.random() < 0.05 else {})
-        writer.step(Step(1000 + 3 * time_, 5 * time_, observations, actions, rewards, *flags, more))
+        extras = StepExtras(finals=finals, annotations={"n": rewards} if random.random() < 0.05 else {})
+        writer.step(Step(1000 + 3 * time_, 5 * time_, observations, actions, rewards, *flags, extras))
     state = LaneState.initial(lanes)
     known = random.random(lanes) < random.choice([0.5, 1.0, 1.0])
     state.lanes["pending"] = known & (random.random(lanes) < 0.2) & (mode == NEXT_STEP or random.random() < 0.05)
@@ -361,8 +361,8 @@ def odd_slab_run(seed: int) -> None:
         episodes=100, recent=(Observed(np.arange(lanes), [_batch(random, x, lanes) for x in leaves[0]]),)
     )
     found = []
-    for passes in (PYTHON, Passes(core.lane_rows, core.lane_fragments)):
-        segments, after = decoded(layout, LaneEvents(layout, 1, memory, passes=passes), state)
+    for loops in (PYTHON_LOOPS, InnerLoops(core.lane_rows, core.lane_fragments)):
+        segments, after = decoded(layout, LaneEvents(layout, 1, memory, loops=loops), state)
         found.append(([_told(segment()) for segment in segments], after.lanes.tobytes(), after.episodes))
     assert found[0] == found[1]
 
@@ -391,10 +391,10 @@ def test_slabs_are_decoded_as_in_pure_python(seed: int) -> None:
 
 def test_passes_over_arrays_that_do_not_match_raise() -> None:
     states, flags, clock = np.zeros(2, LANE), np.zeros((3, 2), bool), np.zeros(3, np.int64)
-    column, leads, out = np.zeros((2, 3, 4), "f4"), np.array([1, 5]), np.zeros((4, 4), "f4")
+    column, excluded, out = np.zeros((2, 3, 4), "f4"), np.array([1, 5]), np.zeros((4, 4), "f4")
     assert core.lane_fragments(states, flags, flags, clock, clock, 0, 0) is None  # no lane has an episode
     assert core.lane_fragments(states, flags, flags, clock, clock, 3, 0) is None  # a mode that C does not know
-    core.lane_rows(column, leads, out)
+    core.lane_rows(column, excluded, out)
     read_only = out.copy()
     read_only.flags.writeable = False
     wrong: list[tuple[Any, tuple[Any, ...]]] = [
@@ -415,16 +415,16 @@ def test_passes_over_arrays_that_do_not_match_raise() -> None:
         *(
             (core.lane_rows, args)
             for args in [
-                (column[0, 0], leads, out),
-                (column[..., ::2], leads, out[:, :2].copy()),
-                (column, leads, out[:3]),
-                (column, leads, read_only),
-                (column, leads[::-1].copy(), out),
+                (column[0, 0], excluded, out),
+                (column[..., ::2], excluded, out[:, :2].copy()),
+                (column, excluded, out[:3]),
+                (column, excluded, read_only),
+                (column, excluded[::-1].copy(), out),
                 (column, np.array([1, 6]), out),
                 (column, np.array([-1, 5]), out),
-                (column, leads.astype("i4"), out),
-                (column.astype(object), leads, out),
-                (column, leads),
+                (column, excluded.astype("i4"), out),
+                (column.astype(object), excluded, out),
+                (column, excluded),
             ]
         ),
     ]

@@ -96,7 +96,7 @@ class BothTrees(Both):
             return False
         packed = self._packing.packers.observation(observation)
         self.python.append(1, kept, 1, 0, 1, 2, 3, 4)
-        self.python.lead(packed)
+        self.python.record_initial(packed)
         self.compare()
         self.compare_texts()
         return True
@@ -310,7 +310,7 @@ def test_last_texts_returns_the_texts_of_the_last_row() -> None:
     assert both.c.last_texts() == {2: b"\xa2go"}
     both.c.append(VALUE, b"\xc0", 0, 2)
     assert both.c.last_texts() == {2: b"\xa2go"}
-    both.c.lead(b"")
+    both.c.record_initial(b"")
     assert both.c.last_texts() == {}
     both.c.record_action(1)
     both.c.record_result(seen(mission=""), 1.0, False, False)

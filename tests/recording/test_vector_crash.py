@@ -275,7 +275,7 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
 
 HOUSE = os.path.dirname(gym_trace.__file__)
 NAMES = ("vector/wrapper", "vector/steps", "vector/slabs", "vector/batches", "recorder", "background")
-SLABS = ("lanes/slab", "lanes/contents", "lanes/decoder", "log", "memory")
+SLABS = ("lanes/slab", "lanes/events", "lanes/decoder", "log", "memory")
 HOT = {
     os.path.join(HOUSE, room, f"{name}.py")
     for room, names in (("recording", NAMES), ("format/ring", SLABS))

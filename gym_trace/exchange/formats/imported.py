@@ -21,7 +21,7 @@ from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.exchange.formats.identity import flags_of, malformed, read_about, read_identity
 from gym_trace.format import wire
 from gym_trace.format.directory import is_writer_id, new_writer_id
-from gym_trace.format.ring.segment import Columns, Rows, Segment, size_of
+from gym_trace.format.ring.segment import ColumnRows, Columns, Segment, size_of
 from gym_trace.recording.reset_record import packed_start, stored_seed
 
 _OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # by an identity
@@ -229,7 +229,7 @@ class _Builder:
             count, leads = len(steps.rewards), done == 0
             last = done + count >= episode.steps
             flags = kept[:, done : done + count] if kept is not None else _flags(steps, last, known["outcome"])
-            opening, closing = wire.LEADS * leads | wire.STARTS * (leads and at == 0 and begins), 0
+            opening, closing = wire.HAS_INITIAL * leads | wire.STARTS * (leads and at == 0 and begins), 0
             if last:
                 outcome = _outcome(known["outcome"], flags)
                 closing = wire.STOPS | wire.PLACEHOLDER * (not known["has_final_observation"])
@@ -347,7 +347,7 @@ def _of_tree(layout: Layout, tree: Any) -> Columns:
     return {leaf.path: _rows(list(values), leaf.dtype is not None) for leaf, values in zip(leaves, split)}
 
 
-def _rows(values: Any, is_typed: bool = False) -> Rows:
+def _rows(values: Any, is_typed: bool = False) -> ColumnRows:
     """Return an array of numbers in native byte order unchanged, other rows as one packed value per row.
 
     is_typed: first join a list of numbers of one dtype and shape.

@@ -121,7 +121,7 @@ class _Import:
     def _add(self, name: str, segment: Segment) -> None:
         self._chunks(name).add(segment)
         self._open[name][0].seal_if_due()
-        leads = segment.fragments["flags"] & wire.LEADS > 0  # also incomplete episodes
+        leads = segment.fragments["flags"] & wire.HAS_INITIAL > 0  # also incomplete episodes
         self._report.episodes += int(np.count_nonzero(leads))
         if self._report.episodes > self._most_episodes:
             raise UnreadableRecording(

@@ -3,12 +3,12 @@
 #include <stdint.h>
 
 /* gym_trace/format/kernels.py and gym_trace/recording/core.py: of the compiled modules */
-enum { KERNELS_ABI = 2, CORE_ABI = 10 };
+enum { KERNELS_ABI = 3, CORE_ABI = 11 };
 
 /* gym_trace/data/vocabulary.py: flags of fragments */
 enum {
     FRAGMENT_STARTS = 1,
-    FRAGMENT_LEADS = 2,
+    FRAGMENT_HAS_INITIAL = 2,
     FRAGMENT_TERMINATED = 4,
     FRAGMENT_TRUNCATED = 8,
     FRAGMENT_STOPS = 16,
@@ -30,10 +30,10 @@ enum {
 enum { NO_SEED = -1 };
 
 /* gym_trace/format/ring/log.py: kinds of entries */
-enum { LOG_START = 1, LOG_FLAG = 3, LOG_VALUE = 6, LOG_CHANGES = 7, LOG_ASK = 20, LOG_STEP = 21 };
+enum { LOG_START = 1, LOG_FLAG = 3, LOG_VALUE = 6, LOG_CHANGES = 7, LOG_ACTIONS = 20, LOG_STEP = 21 };
 
 /* gym_trace/format/ring/log.py: a flag of LOG_START */
-enum { HAS_LEAD = 1 };
+enum { START_HAS_INITIAL = 1 };
 
 /* gym_trace/format/ring/memory.py */
 enum { SLAB_HEADER = 64 };

@@ -1,8 +1,7 @@
-/* The inner loops of gym_trace/format in C: checksums, the transforms of gym_trace/format/transforms.py, and logs of
- * rings.
+/* Inner loops of gym_trace/format in C: checksums, the transforms of gym_trace/format/transforms.py, and logs of rings.
  *
- * gym_trace/format/kernels.py documents them, and has the same functions in Python. Arguments are buffers whose sizes
- * are checked here; nothing else is read or written. The interpreter lock is released for large ones.
+ * gym_trace/format/kernels.py documents them and their twins in Python. Arguments are buffers, whose sizes are checked
+ * here; no other memory is read or written. The interpreter lock is released for large buffers.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -44,7 +43,7 @@ static void make_crc_table(void)
     }
 }
 
-/* crc is the register, inverted, here and below. */
+/* crc: the register, inverted, here and in crc_by_folding(). */
 static uint32_t crc_by_table(const uint8_t *data, size_t size, uint32_t crc)
 {
     for (; size >= 8; data += 8, size -= 8) {
@@ -153,7 +152,7 @@ static PyObject *crc32_(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 /* -- bytes grouped by their position in the element ---------------------------------------------------------------- */
 
-/* Elements begin to end of planes that have `all` elements each, to out. */
+/* Writes the elements begin to end to out. planes: one per byte of an element, each of `all` bytes. */
 FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *restrict out, size_t all, size_t begin,
                                    size_t end, size_t width)
 {
@@ -214,7 +213,7 @@ static inline void transpose(uint64_t *word)
     }
 }
 
-/* width: a constant where it is inlined. */
+/* width: a constant for the compiler, which inlines this function. */
 static inline __attribute__((always_inline)) size_t shuffle_eights(const uint8_t *restrict elements,
                                                                    uint8_t *restrict p, size_t all, size_t n,
                                                                    size_t width)
@@ -268,7 +267,7 @@ FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *rest
 
 /* -- XOR with the row before --------------------------------------------------------------------------------------- */
 
-/* words: a constant where it is inlined; a row is that many. */
+/* Undoes XOR in rows of `words` words, a constant. */
 #define UNDO_XOR_OF_WORDS(type, words)                                                                                 \
     do {                                                                                                               \
         type sum[words];                                                                                               \
@@ -314,27 +313,27 @@ static uint32_t number_at(const uint8_t *data)
     return number;
 }
 
-/* Put the changes of one row into it; row: NULL to check them only. Returns a problem, or NULL. */
+/* Writes the changed words of a row. row: NULL to only check them. Returns an error message, or NULL. */
 static inline __attribute__((always_inline)) const char *put_changes(uint8_t *row, const uint8_t *words,
                                                                      const uint8_t *gaps, size_t count, size_t width,
                                                                      size_t word_size, size_t gap_size)
 {
-    size_t place = 0;
+    size_t position = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t gap = 0;
         memcpy(&gap, gaps + i * gap_size, gap_size);
-        place += gap;
-        if (place >= width) {
+        position += gap;
+        if (position >= width) {
             return "a change of a column is outside its row";
         }
         if (row != NULL) {
-            memcpy(row + place * word_size, words + i * word_size, word_size);
+            memcpy(row + position * word_size, words + i * word_size, word_size);
         }
     }
     return NULL;
 }
 
-/* Rows of data, from begin on, to out. before: room for a row. Returns a problem, or NULL. */
+/* Decodes `wanted` rows, from row begin on, into out. before: buffer for a row. Returns an error message, or NULL. */
 static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, size_t begin, uint8_t *out,
                                 size_t wanted, size_t row_size, uint8_t *before)
 {
@@ -388,10 +387,10 @@ static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, s
     return row >= rows && at != size ? "excess bytes after the changes of a column" : NULL;
 }
 
-/* -- what Python calls --------------------------------------------------------------------------------------------- */
+/* -- functions for Python ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    size_t rows, row_size, width, in_a_group; /* elements of a group are shuffled together */
+    size_t rows, row_size, width, in_a_group; /* in_a_group: number of elements that are shuffled together */
 } Form;
 
 static int form_of(Form *form, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, int in_rows)
@@ -545,8 +544,8 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
 
 /* -- logs of rings ------------------------------------------------------------------------------------------------- */
 
-/* log_places(memory, begin, end, sequence): the offsets of the complete entries of a log, as int64. */
-static PyObject *log_places(PyObject *self, PyObject *args)
+/* entry_offsets(memory, begin, end, sequence): the offsets of the complete entries of a log, as int64. */
+static PyObject *entry_offsets(PyObject *self, PyObject *args)
 {
     Py_buffer memory;
     Py_ssize_t at, end;
@@ -629,7 +628,7 @@ static PyMethodDef functions[] = {
     {"undo_shuffle", undo_shuffle, METH_VARARGS, NULL},
     {"undo_xor", undo_xor, METH_VARARGS, NULL},
     {"undo_changes", undo_changes, METH_VARARGS, NULL},
-    {"log_places", log_places, METH_VARARGS, NULL},
+    {"entry_offsets", entry_offsets, METH_VARARGS, NULL},
     {"slices", slices, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -17,13 +17,13 @@ from gym_trace.data.vocabulary import OPTIONAL_ROOTS
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.columns import STEP_COLUMNS, is_large
-from gym_trace.format.ring.segment import AnyRows, Columns, Rows, Segment, size_of
-from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
+from gym_trace.format.ring.segment import AnyRows, ColumnRows, Columns, Segment, size_of
+from gym_trace.format.wire import ENDS, HAS_INITIAL, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
-_SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # least raw bytes of a group of lanes, without and with large values
-_CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
-_ROW_DIMENSIONS = 32
+_SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # minimum raw bytes of a group of lanes, without and with large values
+_VALUE_MEMORY = wire.VALUE_SIZE + 24  # estimated bytes in memory of a small MessagePack value
+_MAX_DIMENSIONS = 32
 PACKED_ABSENT = pack(ABSENT)
 
 
@@ -40,8 +40,8 @@ class ChunkWriter:
 
     Args:
         open_writer: opens the writer's files; called with the first segment.
-        chunk_bytes: the raw size at which a chunk is written; None: by the size of the rows in it.
-        is_edit: segments are parts of chunks: fragments, sums of rewards and types of columns stay as they are.
+        chunk_bytes: raw size at which a chunk is written; None: SMALL_CHUNK or LARGE_CHUNK.
+        is_edit: True if segments come from chunks: fragments, sums of rewards and types of columns are not changed.
     """
 
     def __init__(self, open_writer: Callable[[], BatchFiles], chunk_bytes: int | None, is_edit: bool = False):
@@ -50,8 +50,8 @@ class ChunkWriter:
         self._chunk_bytes = chunk_bytes
         self._is_edit = is_edit
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
-        self._is_more = False  # the next rows are of other lanes than those before, in the same slab
-        self._pieces: list[tuple[Array, Columns]] = []
+        self._is_next_group = False  # the next rows are those of other lanes in the same slab
+        self._parts: list[tuple[Array, Columns]] = []  # fragments and small rows since the last chunk
         self._size = self._decoded = self._rows = 0
         self._row_types: dict[Path, _RowType] = {}  # by column of the chunk
 
@@ -67,9 +67,9 @@ class ChunkWriter:
         is_full = is_full or self._rows + count > most_rows()
         if self._is_edit:
             is_full = is_full or not self._are_alike(row_types)
-        elif self._pieces and row_types != self._row_types:  # columns of mixed row_types become MessagePack values
-            cells = (self._rows + count) * len({**row_types, **self._row_types})
-            is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(row_types)
+        elif self._parts and row_types != self._row_types:  # columns of mixed types become MessagePack values
+            values = (self._rows + count) * len({**row_types, **self._row_types})
+            is_full = is_full or values * _VALUE_MEMORY > most_bytes() or self._cannot_join(row_types)
         if is_full:
             self.write(more=True)
         if self.writer is None:
@@ -77,33 +77,33 @@ class ChunkWriter:
         small: Columns = {}
         for path, rows in segment.columns.items():
             if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and row_types[path].large):
-                self.writer.feed(path, rows, self._is_more)
+                self.writer.feed(path, rows, self._is_next_group)
             else:
                 small[path] = rows
         self._row_types.update(row_types)
-        self._pieces.append((segment.fragments, small))
+        self._parts.append((segment.fragments, small))
         self._size += segment.size
         self._decoded += decoded
         self._rows += count
 
     def _most_for(self, row_types: dict[Path, _RowType]) -> int:
-        """Return the raw size at which a chunk with such columns is full."""
+        """Return the raw size at which a chunk with these columns is full."""
         if self._chunk_bytes is not None:
             return self._chunk_bytes
-        is_large = any(row_type.large for some in (row_types, self._row_types) for row_type in some.values())
+        is_large = any(row_type.large for row_type in (*row_types.values(), *self._row_types.values()))
         return LARGE_CHUNK if is_large else SMALL_CHUNK
 
     def _are_alike(self, row_types: dict[Path, _RowType]) -> bool:
-        """Return True if all columns have the same types. Pieces without steps have no columns of steps."""
-        ours, theirs = ({path for path in some if path[0] in STEP_COLUMNS} for some in (self._row_types, row_types))
-        is_same = not (ours and theirs) or ours == theirs
+        """Return True if the columns of the chunk have these types. Segments without steps lack columns of steps."""
+        own, other = ({path for path in types if path[0] in STEP_COLUMNS} for types in (self._row_types, row_types))
+        is_same = not (own and other) or own == other
         return is_same and all(self._row_types.get(path, row_type) == row_type for path, row_type in row_types.items())
 
     def _cannot_join(self, row_types: dict[Path, _RowType]) -> bool:
         """Return True if a column would mix large rows with other rows, or with missing annotations."""
         large, before = (
-            {path: row_type for path, row_type in some.items() if row_type.large}
-            for some in (row_types, self._row_types)
+            {path: row_type for path, row_type in types.items() if row_type.large}
+            for types in (row_types, self._row_types)
         )
         shared = (
             path
@@ -113,18 +113,18 @@ class ChunkWriter:
         return any(large.get(path) != before.get(path) for path in shared)
 
     def write_slab(self, sequence: int, segments: list[Segment], pending: Sequence[Any]) -> None:
-        """Write the content of a slab; seal the batch if due. Raises OSError.
+        """Write the segments of a slab; seal the batch if due. Raises OSError.
 
-        pending: descriptions of the actions that are still running, for the metadata.
+        pending: descriptions of the pending actions, for the metadata.
         """
         self._slab = sequence
         for number, group in enumerate(split_by_lanes(segments)):
             if number:
                 self.write(more=True)
-            self._is_more = number > 0
+            self._is_next_group = number > 0
             for segment in group:
                 self.add(segment)
-        self._is_more = False
+        self._is_next_group = False
         self.write(pending=pending)
         if self.writer is not None:
             self.writer.seal_if_due()
@@ -134,9 +134,9 @@ class ChunkWriter:
 
         more: True if another chunk of the same slab follows. pending: see BatchFiles.write().
         """
-        if self._pieces and self.writer is not None:
-            fragments, columns = _joined(self._pieces, self._is_edit)
-            self._pieces, self._row_types = [], {}
+        if self._parts and self.writer is not None:
+            fragments, columns = _joined(self._parts, self._is_edit)
+            self._parts, self._row_types = [], {}
             self._size = self._decoded = self._rows = 0
             if not self._is_edit:
                 add_reward_sums(columns.get(("rewards",)), fragments)
@@ -153,62 +153,62 @@ def _row_type(rows: AnyRows) -> _RowType:
     return _RowType(rows.dtype, rows.shape[1:], is_large(rows))
 
 
-def _joined(pieces: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, Columns]:
-    """Join consecutive pieces. A fragment that continues the previous piece's last fragment is merged into it."""
-    if len(pieces) == 1:
-        return pieces[0]
-    tables = [fragments for fragments, _ in pieces]
-    table, totals = (wire.join_fragments(tables), [0] * len(pieces)) if is_edit else _joined_tables(tables)
+def _joined(parts: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, Columns]:
+    """Join consecutive parts. A fragment that continues the previous part's last fragment is merged into it."""
+    if len(parts) == 1:
+        return parts[0]
+    tables = [fragments for fragments, _ in parts]
+    table, steps_of_parts = (wire.join_fragments(tables), [0] * len(parts)) if is_edit else _joined_tables(tables)
     joined: Columns = {}
-    for path in dict.fromkeys(path for _, columns in pieces for path in columns):
-        parts = [columns.get(path) for _, columns in pieces]
-        if path[0] in OPTIONAL_ROOTS:  # a piece with steps may lack an annotation of another piece
-            missing = [[PACKED_ABSENT] * steps if steps else None for steps in totals]
-            parts = [other if part is None else part for part, other in zip(parts, missing)]
-        joined[path] = joined_rows([part for part in parts if part is not None])
+    for path in dict.fromkeys(path for _, columns in parts for path in columns):
+        all_rows = [columns.get(path) for _, columns in parts]
+        if path[0] in OPTIONAL_ROOTS:  # a part with steps may lack an annotation of another part
+            absent = [[PACKED_ABSENT] * steps if steps else None for steps in steps_of_parts]
+            all_rows = [other if rows is None else rows for rows, other in zip(all_rows, absent)]
+        joined[path] = joined_rows([rows for rows in all_rows if rows is not None])
     return table, joined
 
 
 def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
-    """Join fragment tables; return the table and the steps of each part."""
+    """Join fragment tables; return the joined table and the number of steps in each of the tables."""
     table = wire.join_fragments(tables)
-    ends = np.cumsum([len(piece) for piece in tables])
+    ends = np.cumsum([len(part) for part in tables])
     steps = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
-    totals = np.diff(steps[ends], prepend=0).tolist()
-    begins = ends[:-1]  # starts of all nonempty tables but the first; np.unique would import numpy.ma
+    steps_of_tables = np.diff(steps[ends], prepend=0).tolist()
+    begins = ends[:-1]  # of all nonempty tables except the first; np.unique would import numpy.ma
     begins = begins[(np.diff(ends) > 0) & (begins > 0)]
     before, after = table[begins - 1], table[begins]
-    goes_on = (before["episode"] == after["episode"]) & (before["flags"] & STOPS == 0)
-    goes_on &= (before["flags"] & LEADS | before["steps"]) != 0
-    goes_on &= after["flags"] & (STARTS | LEADS) == 0
-    if not goes_on.any():
-        return table, totals
+    continues = (before["episode"] == after["episode"]) & (before["flags"] & STOPS == 0)
+    continues &= (before["flags"] & HAS_INITIAL | before["steps"]) != 0
+    continues &= after["flags"] & (STARTS | HAS_INITIAL) == 0
+    if not continues.any():
+        return table, steps_of_tables
     is_first = np.ones(len(table), np.bool_)
-    is_first[begins[goes_on]] = False
+    is_first[begins[continues]] = False
     first = np.flatnonzero(is_first)
     joined = table.take(np.append(first[1:], len(table)) - 1)  # fancy indexing copies structured rows field by field
     for name in ("first_step", "seed", "start_time", "clock_offset"):
         joined[name] = table[name][first]
     joined["steps"] = np.add.reduceat(table["steps"], first)
     joined["flags"] = np.bitwise_or.reduceat(table["flags"], first)
-    return joined, totals
+    return joined, steps_of_tables
 
 
-def joined_rows(pieces: Sequence[Rows]) -> Rows:
+def joined_rows(parts: Sequence[ColumnRows]) -> ColumnRows:
     """Join the rows of one column: typed if dtype and shape agree, otherwise one MessagePack value per row."""
-    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
-    if len(arrays) == len(pieces):
+    arrays = [rows for rows in parts if isinstance(rows, np.ndarray)]
+    if len(arrays) == len(parts):
         first = arrays[0]
         if all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] for array in arrays):
             return np.concatenate(arrays)
     values: list[bytes] = []
-    for piece in pieces:
-        values += [pack(value) for value in piece] if isinstance(piece, np.ndarray) else piece
+    for rows in parts:
+        values += [pack(value) for value in rows] if isinstance(rows, np.ndarray) else rows
     return values
 
 
-def add_reward_sums(rewards: Rows | None, fragments: Array) -> None:
-    """Set the reward sum of each fragment. rewards: of all steps in order; None if the rows are large."""
+def add_reward_sums(rewards: ColumnRows | None, fragments: Array) -> None:
+    """Set the reward sum of each fragment; NaN if rewards is None, because its rows are large."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)
@@ -220,7 +220,7 @@ def add_reward_sums(rewards: Rows | None, fragments: Array) -> None:
             fragments["reward_sum"][filled] = np.add.reduceat(numbers, begins)
 
 
-def _numbers(rewards: Rows) -> Array:
+def _numbers(rewards: ColumnRows) -> Array:
     return numbers_of(rewards if isinstance(rewards, np.ndarray) else list(map(unpack, rewards)))
 
 
@@ -228,17 +228,17 @@ def _numbers(rewards: Rows) -> Array:
 
 
 def most_rows() -> int:
-    """Return the limit of rows in a chunk, including fragments without rows."""
+    """Return the maximum number of rows and fragments in a chunk."""
     return min(wire.MAX_TABLE, wire.MAX_ROWS) // 2
 
 
 def most_bytes() -> int:
-    """Return the limit of bytes in a chunk of several rows: low enough for every column encoding."""
+    """Return the maximum of decoded_bytes() in a chunk of several rows: low enough for every column encoding."""
     return min(wire.MAX_VALUES // 2, wire.MAX_COLUMN // 8, wire.CHUNK_BYTES // 4)
 
 
 def decoded_bytes(segment: Segment) -> int:
-    """Return the bytes of a segment for that limit, with the overhead per value."""
+    """Return the bytes of a segment, with the overhead per MessagePack value."""
     return segment.size + wire.VALUE_SIZE * sum(len(r) for r in segment.columns.values() if isinstance(r, list))
 
 
@@ -248,9 +248,9 @@ def rows_in(segment: Segment) -> int:
 
 
 def split_by_lanes(segments: list[Segment]) -> list[list[Segment]]:
-    """Split the segments of a slab by lanes, each group for chunks of its own, so that episodes are read alone.
+    """Split the segments of a slab into groups of lanes for separate chunks, so that reading an episode decodes less.
 
-    A group has at least _LARGE_GROUP bytes if rows are large, or _SMALL_GROUP, so that a scan does not become slower.
+    A group has at least _LARGE_GROUP bytes if rows are large, or _SMALL_GROUP, so that scans do not become slower.
     """
     is_large = any(_row_type(rows).large for segment in segments for rows in segment.columns.values())
     most = sum(segment.size for segment in segments) // (_LARGE_GROUP if is_large else _SMALL_GROUP)
@@ -268,11 +268,11 @@ def split_by_lanes(segments: list[Segment]) -> list[list[Segment]]:
 
 
 def _by_lanes(segment: Segment, bounds: list[int]) -> list[Segment]:
-    """Split a segment, whose fragments are in the order of their lanes, before each of these lanes."""
+    """Split a segment, whose fragments are ordered by lane, before each lane in bounds."""
     table = segment.fragments
     cuts = [0, *np.searchsorted(table["lane"], bounds).tolist(), len(table)]
     steps = _before(table["steps"])
-    observations = steps + _before(table["flags"] & LEADS != 0)
+    observations = steps + _before(table["flags"] & HAS_INITIAL != 0)
     starts = _before(table["flags"] & STARTS != 0)
     parts = []
     for begin, end in pairwise(cuts):
@@ -287,8 +287,8 @@ def _by_lanes(segment: Segment, bounds: list[int]) -> list[Segment]:
 
 
 def split_to_limits(segment: Segment) -> Iterator[Segment]:
-    """Split a segment into segments that each fit a chunk; yield it unchanged if it is small enough."""
-    if any(isinstance(rows, np.ndarray) and rows.ndim > _ROW_DIMENSIONS + 1 for rows in segment.columns.values()):
+    """Split a segment into segments that each fit a chunk. Yield it unchanged if it is small enough."""
+    if any(isinstance(rows, np.ndarray) and rows.ndim > _MAX_DIMENSIONS + 1 for rows in segment.columns.values()):
         columns = {path: _as_values(rows) for path, rows in segment.columns.items()}
         segment = segment._replace(columns=columns)
     if decoded_bytes(segment) <= most_bytes() and rows_in(segment) <= most_rows():
@@ -298,26 +298,26 @@ def split_to_limits(segment: Segment) -> Iterator[Segment]:
 
 
 def _as_values(rows: AnyRows) -> AnyRows:
-    return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _ROW_DIMENSIONS + 1 else rows
+    return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _MAX_DIMENSIONS + 1 else rows
 
 
 class _Splitter:
-    """A segment as its smallest parts: leading observations, steps, and fragments that have neither."""
+    """Splits a segment between its smallest parts: initial observations, steps, and fragments that have neither."""
 
     def __init__(self, segment: Segment):
         self._columns = segment.columns
         self._fragments = table = segment.fragments
-        self._leads = (table["flags"] & LEADS != 0).astype(np.int64)
-        self._counts = np.maximum(1, self._leads + table["steps"])
+        self._has_initial = (table["flags"] & HAS_INITIAL != 0).astype(np.int64)
+        self._counts = np.maximum(1, self._has_initial + table["steps"])
         ends = np.cumsum(self._counts)
         self._owners = np.repeat(np.arange(len(table)), self._counts)
         self._within = np.arange(ends[-1]) - np.repeat(ends - self._counts, self._counts)
         first = self._within == 0
-        lead = first & (self._leads != 0)[self._owners]
-        step = ~lead & (table["steps"] != 0)[self._owners]
+        is_initial = first & (self._has_initial != 0)[self._owners]
+        is_step = ~is_initial & (table["steps"] != 0)[self._owners]
         # Number of rows of each kind before each part.
         self._starts = _before(first & (table["flags"] & STARTS != 0)[self._owners])
-        self._observations, self._steps = _before(lead | step), _before(step)
+        self._observations, self._steps = _before(is_initial | is_step), _before(is_step)
         sizes = first * wire.FRAGMENT.itemsize
         for path, rows in segment.columns.items():
             sizes += np.diff(_before(_sizes(rows))[self._before(path)])
@@ -347,22 +347,23 @@ class _Splitter:
         first, last = int(self._owners[begin]), int(self._owners[end - 1])
         table = self._fragments[first : last + 1].copy()
         done, left = int(self._within[begin]), int(self._counts[last] - 1 - self._within[end - 1])
-        if left:  # the data of its end goes to the part with the end
+        if left:  # the part with the last step has the fields for the end of the fragment
             table["steps"][-1] -= left
             table["flags"][-1] &= ~np.uint32(TERMINATED | TRUNCATED | STOPS | ENDS | PLACEHOLDER)
             for name in ("outcome", "duration", "clock_drift"):
                 table[name][-1] = 0
         if done:
-            steps = done - int(self._leads[first])
+            steps = done - int(self._has_initial[first])
             table["steps"][0] -= steps
             table["first_step"][0] += steps
-            table["flags"][0] &= ~np.uint32(STARTS | LEADS)
+            table["flags"][0] &= ~np.uint32(STARTS | HAS_INITIAL)
             for name in ("seed", "start_time", "clock_offset"):
                 table[name][0] = 0
         return table
 
 
 def _before(numbers: Array) -> Array:
+    """Return the sums of the numbers before each index, and the sum of all."""
     return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
 
 

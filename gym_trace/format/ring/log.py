@@ -1,4 +1,4 @@
-"""The log in a slab: consecutive entries. An entry is complete once its mark, the number at its end, is written."""
+"""The log of a slab: consecutive entries, each complete once its mark, the number at its end, is written."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from gym_trace.data.values import Array
 from gym_trace.format import kernels
 
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
-_COMMIT_AT = ENTRY.size - 8
-_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, struct.Struct("<Q").pack_into  # faster than attributes
+_MARK_AT = ENTRY.size - 8
+_SIZE, _put_entry, _put_mark = ENTRY.size, ENTRY.pack_into, struct.Struct("<Q").pack_into  # faster than attributes
 _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
-Answer = TypeVar("Answer")
-_MANY = 64  # entries that are quicker to compare as an array
+Result = TypeVar("Result")
+_MANY = 64  # number of entries from which comparing them as an array is faster
 
 # Kinds of entries of the slabs of a single environment.
-START, LEAD, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
-HAS_LEAD = 1  # flag of a start: the next row leads the episode
-RUNNING, ENDED = 1, 2  # flags of a continue
+START, INITIAL, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
+START_HAS_INITIAL = 1  # flag of START: the next row is the initial observation of the episode
+RUNNING, ENDED = 1, 2  # flags of CONTINUE
 # Kinds of entries of the slabs of lanes.
-ASK, STEP, RESET, INTERRUPTED, END_ALL, STATE = range(20, 26)
+ACTIONS, STEP, RESET, INTERRUPTED, END_ALL, STATE = range(20, 26)
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """An entry of a log. The meaning of a to d depends on kind."""
 
     at: int  # offset in the slab
     kind: int
-    row: int  # number of rows, or of lane steps, before it
+    row: int  # number of rows, or of steps of all lanes, before the entry
     flags: int
     column: int
     a: int
@@ -48,11 +48,11 @@ class LogFull(Exception):
     """The slab has no space for an entry."""
 
 
-def in_use(method: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Decorate a method of a slab in Python: .is_in_use is True while it runs, so that signal handlers can see it."""
+def in_use(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorate a method of a slab in Python: slab.is_in_use is True while it runs, for signal handlers to check."""
 
     @functools.wraps(method)
-    def wrapped(self: Any, *arguments: Any) -> Answer:
+    def wrapped(self: Any, *arguments: Any) -> Result:
         self.is_in_use = True
         try:
             return method(self, *arguments)
@@ -81,7 +81,7 @@ def put(
     c: int,
     d: int,
 ) -> int:
-    """Write an entry at an offset, its mark last; return the offset of the next one. There must be space for both."""
+    """Write an entry at an offset, its mark last; return the offset of the next one. Both entries must fit."""
     length = len(payload)
     following = at + size_of(length)
     if length:
@@ -93,24 +93,24 @@ def put(
 
 def clear(memory: memoryview, at: int) -> None:
     """End a log at an offset."""
-    _put_commit(memory, at + _COMMIT_AT, 0)
+    _put_mark(memory, at + _MARK_AT, 0)
 
 
-def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Array:
+def entry_offsets(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Array:
     """Return the offsets (entries,) int64 of the complete entries of a log, in order."""
     if kernels.COMPILED:
-        return np.frombuffer(kernels.log_places(memory, begin, end, sequence), np.int64)
-    return np.array(_places(memory, begin, end, sequence), np.int64)
+        return np.frombuffer(kernels.entry_offsets(memory, begin, end, sequence), np.int64)
+    return np.array(_entry_offsets(memory, begin, end, sequence), np.int64)
 
 
-def _places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
+def _entry_offsets(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
     at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, list[int]()
     ahead = 1
     while at + size <= end:
-        length, at_end = unpack(memory, at)
+        length, stored_mark = unpack(memory, at)
         mark += 1
         following = at + size + (length + 7 & ~7)
-        if at_end != mark or following > end:
+        if stored_mark != mark or following > end:
             break
         found.append(at)
         at = following
@@ -120,7 +120,7 @@ def _places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> 
         ahead *= 2
         if ahead < _MANY:
             continue
-        table = np.frombuffer(memory, HEADER, min(ahead, (end - at) // size), at)  # while entries have no payloads
+        table = np.frombuffer(memory, HEADER, min(ahead, (end - at) // size), at)  # entries, if none has a payload
         marks = np.uint64(mark + 1) + np.arange(len(table), dtype=np.uint64)
         plain = (table["mark"] == marks) & (table["length"] == 0)
         count = len(plain) if plain.all() else int(plain.argmin())
@@ -129,15 +129,15 @@ def _places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> 
     return found
 
 
-def entry_at(memory: memoryview, at: int) -> Entry:
+def entry_at(memory: memoryview, at: int) -> LogEntry:
     row, length, kind, flags, column, a, b, c, d, _ = ENTRY.unpack_from(memory, at)
-    return Entry(at, kind, row, flags, column, a, b, c, d, memory[at + ENTRY.size : at + ENTRY.size + length])
+    return LogEntry(at, kind, row, flags, column, a, b, c, d, memory[at + ENTRY.size : at + ENTRY.size + length])
 
 
-def entries(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Iterator[Entry]:
+def entries(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Iterator[LogEntry]:
     """Yield the complete entries of a log, in order."""
     view = memoryview(memory)
-    return (entry_at(view, at) for at in places(view, begin, end, sequence).tolist())
+    return (entry_at(view, at) for at in entry_offsets(view, begin, end, sequence).tolist())
 
 
 def headers(memory: memoryview, at: Array) -> Array:

@@ -39,14 +39,14 @@ BOOT_ID = _boot_id()
 class Ring:
     """The slabs of a writer, in a new mapped file, or in private memory if the file system cannot map one safely.
 
-    A slab holds the steps between two chunks. It is begun with the next sequence number, filled, written as chunks with
-    that number, and only then begun again. Raises OSError if the disk has no space for the file. Without free file
-    descriptors the ring uses private memory, too; the caller may open another ring later.
+    begin() gives a slab the next sequence number. Once it is full, it is written as chunks with that number; only then
+    may it begin again. Raises OSError if the disk has no space for the file. Without free file descriptors the ring
+    also uses private memory; the caller may open another ring later.
 
     Attributes:
-        slabs: their memory. Call begin() before filling one.
+        slabs: memory of the slabs. Call begin() before filling one.
         mapped: True if the memory survives the process.
-        shortage: the error behind a lack of descriptors, which may be temporary; otherwise None.
+        shortage: the error if no file descriptor was free, which may be temporary; otherwise None.
     """
 
     def __init__(self, storage: Storage, writer: str, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int):
@@ -103,7 +103,7 @@ class Ring:
 
 def begin(slab: memoryview, sequence: int) -> None:
     """Empty a slab and set its sequence number, which invalidates its old content."""
-    slab[SLAB_HEADER : SLAB_HEADER + 64] = bytes(64)  # clears the first entry of a log; a LaneLog clears its own
+    slab[SLAB_HEADER : SLAB_HEADER + 64] = bytes(64)  # clears the first log entry of a RowSlab; LaneSlab clears its own
     _SEQUENCE.pack_into(slab, 0, sequence)
 
 
@@ -113,17 +113,17 @@ class RingHeader(NamedTuple):
     Attributes:
         kind: ROWS or LANES.
         slab_bytes: size of each slab.
-        places: offsets of the slabs.
+        offsets: of the slabs.
     """
 
     kind: int
     layout: dict[str, Any]
     slab_bytes: int
-    places: range
+    offsets: range
 
 
 def read_header(file: Reader) -> RingHeader | None:
-    """Read the header of a ring file; None if the ring is unusable: an empty header, or written before a reboot.
+    """Read the header of a ring file; return None if it is empty, or from before a reboot: the ring is then unusable.
 
     Raises CorruptTrace, UnsupportedTrace.
     """
@@ -134,9 +134,9 @@ def read_header(file: Reader) -> RingHeader | None:
         raise CorruptTrace("checksum mismatch in the header of a ring")
     _, major, _, features, _, boot, kind, count, slab_bytes, first, length, crc = _HEADER.unpack(raw[:-4])
     if major != MAJOR or features or kind not in (ROWS, LANES):
-        raise UnsupportedTrace(f"a ring of version {major}, features {features:#x}, kind {kind}; upgrade gym-trace")
+        raise UnsupportedTrace(f"ring of version {major}, features {features:#x}, kind {kind}; upgrade gym-trace")
     if count > MOST_SLABS or not SLAB_HEADER < slab_bytes <= MOST_SLAB_BYTES or length > MOST_LAYOUT:
-        raise CorruptTrace("a ring declares sizes beyond the limits")
+        raise CorruptTrace("ring declares sizes beyond the limits")
     end = first + count * slab_bytes
     if first < _HEADER_BYTES + length or end > file.size:
         raise CorruptTrace("ring larger than its file")
@@ -149,6 +149,6 @@ def read_header(file: Reader) -> RingHeader | None:
     return RingHeader(kind, layout, slab_bytes, range(first, end, slab_bytes))
 
 
-def sequence_of(file: Reader, place: int) -> int:
+def sequence_of(file: Reader, offset: int) -> int:
     """Return the sequence number of the slab at an offset of a ring file."""
-    return int(_SEQUENCE.unpack(file.read(place, _SEQUENCE.size))[0])
+    return int(_SEQUENCE.unpack(file.read(offset, _SEQUENCE.size))[0])

@@ -10,7 +10,7 @@ from gym_trace.data.values import Misfit
 from gym_trace.printable import shown
 
 _MOST = 1 << 32  # limit of step and lane numbers
-_MOST_EPISODES = 1 << 63  # with the origin in the upper bits
+_MOST_EPISODES = 1 << 63  # limit of episode ids, with the origin in the upper bits
 
 
 class Pending(NamedTuple):
@@ -19,7 +19,7 @@ class Pending(NamedTuple):
     Attributes:
         episode: id of the episode.
         step: index of the step in the episode.
-        leaves: values of the leaves of the action space.
+        leaves: values of the action, one per leaf of its space.
     """
 
     episode: int
@@ -46,8 +46,8 @@ class Pending(NamedTuple):
 def pending_in(described: Any) -> list[Pending]:
     """Parse the pending actions of untrusted metadata; skip invalid ones."""
     found = []
-    for one in described if isinstance(described, list) else ():
-        match one:
+    for action in described if isinstance(described, list) else ():
+        match action:
             case [int(episode), int(lane), int(step), list(leaves)] if (
                 0 <= episode < _MOST_EPISODES and 0 <= min(lane, step) <= max(lane, step) < _MOST
             ):

@@ -1,4 +1,4 @@
-"""Read the steps of a ring that are not yet in a batch, as chunks like those of a batch."""
+"""Read the steps of a ring that are not yet in a batch, as chunks of a batch in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gym_trace.storage.memory import MemoryStorage
 from gym_trace.storage.protocol import ReadStorage
 
 _HOLES = 128 << 20  # bytes of empty pages accepted in a sparse copy of a ring
-_LAST = (1 << 32) - 1  # largest sequence number that fits into a mark
-_WRITER = "ring"  # in memory
+_MOST_SEQUENCE = (1 << 32) - 1  # largest sequence number that fits into a mark
+_WRITER = "ring"  # name of the writer of the batch in memory
 _PART = batch_name(_WRITER, 0) + PART
 
 
@@ -36,14 +36,15 @@ class Decoder(Protocol):
     ) -> tuple[list[Segment], list[Pending]]:
         """Return the segments of a slab, and its pending actions.
 
-        most: decode at most this many rows (or steps) and entries, and no pending action: the slab may be changing.
+        most: maximum numbers of rows (or steps) and entries, if the slab may be changing; pending actions are then
+            omitted.
         """
 
 
 class Slab(NamedTuple):
     """Copy of a slab.
 
-    most: the rows (or steps) and log entries that were complete before the copy; None if no process was writing.
+    most: numbers of rows (or steps) and log entries that were complete before the copy; None if no process was writing.
     """
 
     sequence: int
@@ -54,7 +55,7 @@ class Slab(NamedTuple):
 class RingImage(NamedTuple):
     """Copy of a ring: the slabs in use, sorted by sequence number.
 
-    in_batches: sequence number of a slab that is in a batch now, because it was begun again during the copy; or 0.
+    in_batches: last sequence number of a slab that was reused during the copy, so that its steps are in a batch; or 0.
     """
 
     kind: int
@@ -63,14 +64,14 @@ class RingImage(NamedTuple):
     in_batches: int = 0
 
     def after(self, sequence: int) -> RingImage:
-        """Keep only the slabs after this sequence number."""
+        """Return the image with only the slabs after this sequence number."""
         return self._replace(slabs=[slab for slab in self.slabs if slab.sequence > sequence])
 
 
 def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) -> RingImage | None:
-    """Copy the ring of a writer; None if it does not exist or was written before a reboot.
+    """Copy the ring of a writer; return None if it does not exist or is from before a reboot.
 
-    Call it before reading the batches: a slab is reused as soon as its steps are in a batch.
+    Call this before reading the batches, because a slab is reused as soon as its steps are in a batch.
 
     Args:
         alive: True if the writer may be running.
@@ -85,17 +86,17 @@ def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) ->
             if header is None:
                 return None
             decoder, slabs, in_batches = decoder_of(header.kind, header.layout), {}, 0
-            for place in header.places:
-                sequence, most = sequence_of(file, place), None
-                if sequence <= after or sequence > _LAST:
+            for offset in header.offsets:
+                sequence, most = sequence_of(file, offset), None
+                if sequence <= after or sequence > _MOST_SEQUENCE:
                     continue
                 if alive:
-                    # Entries are written before their rows, so count rows first. A copy that starts after a mark was
-                    # seen holds that row or entry whole.
-                    rows, _ = decoder.complete(sequence, file.read(place, header.slab_bytes))
-                    most = rows, decoder.complete(sequence, file.read(place, header.slab_bytes))[1]
-                content = file.read(place, header.slab_bytes)
-                if not alive or sequence_of(file, place) == sequence:
+                    # Entries are written before their rows, so count rows first. A row or entry whose mark was read
+                    # before a copy is complete in the copy.
+                    rows, _ = decoder.complete(sequence, file.read(offset, header.slab_bytes))
+                    most = rows, decoder.complete(sequence, file.read(offset, header.slab_bytes))[1]
+                content = file.read(offset, header.slab_bytes)
+                if not alive or sequence_of(file, offset) == sequence:
                     slabs[sequence] = Slab(sequence, content, most)
                 else:
                     in_batches = max(in_batches, sequence)
@@ -114,14 +115,14 @@ def decoder_of(kind: int, layout: dict[str, Any]) -> Decoder:
         return RowDecoder(layout)
     if kind == LANES:
         return LaneDecoder(layout)
-    raise UnsupportedTrace(f"a ring of kind {kind}; upgrade gym-trace")
+    raise UnsupportedTrace(f"ring of kind {kind}; upgrade gym-trace")
 
 
 class Recovered(NamedTuple):
-    """Steps of a ring that are in no batch.
+    """Steps of a ring that are not in a batch.
 
     Attributes:
-        content: an unsealed batch with one or more chunks per slab; empty without steps.
+        content: bytes of an unsealed batch with one or more chunks per slab; b"" without steps.
         pending: packed descriptions of the pending actions.
     """
 
@@ -133,7 +134,7 @@ class Recovered(NamedTuple):
         return pending_in(unpack(self.pending))
 
     def open(self, storage: ReadStorage, writer: str) -> BatchReader | None:
-        """Open the chunks, which equal those that the writer makes of the same slabs; None without chunks."""
+        """Open the chunks, which equal those that the writer makes of the same slabs; return None without chunks."""
         if not self.content:
             return None
         return BatchReader(MemoryStorage(storage.path(writer + RING), {_PART: self.content}), _PART)
@@ -147,9 +148,9 @@ def recovered(image: RingImage) -> Recovered:
     chunks = ChunkWriter(lambda: writer, sys.maxsize)
     pending: list[Pending] = []
     for sequence, content, most in image.slabs:
-        segments, asked = decoder.decode(sequence, content, most)
-        if segments or asked:  # skip a slab that was just begun
-            pending = asked
+        segments, actions = decoder.decode(sequence, content, most)
+        if segments or actions:  # skip a slab that was just begun
+            pending = actions
         for segment in segments:
             chunks.add(segment)
         chunks.write()

@@ -15,11 +15,11 @@ from gym_trace.format.columns import is_path
 from gym_trace.format.ring.memory import MOST_SLAB_BYTES
 
 DELTA_BYTES = wire.LARGE_ROW  # values of at least this size are deltas in the log; smaller ones are in the row
-_MARK = 8  # bytes of a mark, and of a reward
+_NUMBER_BYTES = 8  # size of a mark, and of a reward
 
 
 class RowField(NamedTuple):
-    """A leaf of the observation or action. dtype and offset are None if its values are in the log."""
+    """A leaf of the observation or action. offset is None if its values are in the log; dtype, if their size varies."""
 
     path: Path
     dtype: np.dtype[Any] | None
@@ -32,11 +32,11 @@ class RowField(NamedTuple):
         return 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
 
 
-class RowForm(NamedTuple):
+class RowOffsets(NamedTuple):
     """Offsets of the parts of a row, as a ring file describes them.
 
-    A row holds the fixed-size action values, the asked mark, the reward, the fixed-size observation values, and the
-    done mark. Values of varying size, or outside their space, are in the log. Columns are numbered: leaves of the
+    A row holds the fixed-size action values, the mark `asked`, the reward, the fixed-size observation values, and the
+    mark `done`. Values of varying size, or outside their space, are in the log. Columns are numbered: leaves of the
     observation, leaves of the action, then reward, info, annotations.
     """
 
@@ -44,7 +44,7 @@ class RowForm(NamedTuple):
     asked: int
     reward: int
     done: int
-    observations: int  # number of columns of the observation
+    observations: int  # number of leaves of the observation
     columns: list[RowField]
     lane: int = 0  # lane of all episodes
 
@@ -59,31 +59,32 @@ class RowForm(NamedTuple):
         return {"row": self.size, **numbers, "columns": columns, **lane}
 
     @classmethod
-    def of(cls, layout: dict[str, Any]) -> RowForm:
+    def of(cls, layout: dict[str, Any]) -> RowOffsets:
         """Parse the untrusted layout of a ring file. Raises CorruptTrace if it is malformed."""
         try:
             numbers = {name: _number(layout[name]) for name in ("asked", "reward", "done", "observations")}
             columns = [_column(*column) for column in layout["columns"]]
-            form = cls(_number(layout["row"]), **numbers, columns=columns, lane=_number(layout.get("lane", 0)))
+            offsets = cls(_number(layout["row"]), **numbers, columns=columns, lane=_number(layout.get("lane", 0)))
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptTrace(f"invalid ring layout: {error!r:.100}") from error
-        roots = ["observations" if i < form.observations else "actions" for i in range(len(form.columns))]
-        if [column.path[0] for column in form.columns] != roots:
+        roots = ["observations" if i < offsets.observations else "actions" for i in range(len(offsets.columns))]
+        if [column.path[0] for column in offsets.columns] != roots:
             raise CorruptTrace("invalid ring layout: a column belongs to neither observations nor actions")
-        fixed = [(column.offset, column.row_size) for column in form.columns if column.offset is not None]
-        ends = [form.asked + _MARK, form.reward + _MARK, form.done + _MARK, *map(sum, fixed)]
-        if max(ends) > form.size or sum(size for _, size in fixed) + 3 * _MARK > form.size:
+        fixed = [(column.offset, column.row_size) for column in offsets.columns if column.offset is not None]
+        numbers_at = (offsets.asked, offsets.reward, offsets.done)
+        ends = [*(offset + _NUMBER_BYTES for offset in numbers_at), *map(sum, fixed)]
+        if max(ends) > offsets.size or sum(size for _, size in fixed) + 3 * _NUMBER_BYTES > offsets.size:
             raise CorruptTrace("invalid ring layout: columns exceed the row")
-        return form
+        return offsets
 
 
 class RowLayout:
-    """Layout of the rows of an observation and an action; see RowForm.
+    """Layout of the rows of an observation and an action; see RowOffsets.
 
     Attributes:
-        form: the offsets.
-        size, asked, reward, done: the same as in form.
-        action_bytes, observation_bytes: sizes of the fixed values, aligned.
+        offsets: the layout as the ring file describes it.
+        size, asked, reward, done: see RowOffsets.
+        action_bytes, observation_bytes: sizes of the fixed-size values, aligned.
         delta_leaves: leaves with large values, stored as changes in the log.
     """
 
@@ -95,16 +96,16 @@ class RowLayout:
         self.info_column, self.annotations_column = self.reward_column + 1, self.reward_column + 2
         self.delta_leaves = [leaf for leaf in leaves if use_deltas and leaf.row_size >= DELTA_BYTES]
         actions, self.asked = self._columns(self.action_leaves, 0)
-        self.reward = self.asked + _MARK
-        observations, self.done = self._columns(self.observation_leaves, self.reward + _MARK)
-        self.size = self.done + _MARK
-        self.action_bytes, self.observation_bytes = self.asked, self.done - self.reward - _MARK
-        self.form = RowForm(
+        self.reward = self.asked + _NUMBER_BYTES
+        observations, self.done = self._columns(self.observation_leaves, self.reward + _NUMBER_BYTES)
+        self.size = self.done + _NUMBER_BYTES
+        self.action_bytes, self.observation_bytes = self.asked, self.done - self.reward - _NUMBER_BYTES
+        self.offsets = RowOffsets(
             self.size, self.asked, self.reward, self.done, self.action_column, [*observations, *actions], lane
         )
 
     def _columns(self, leaves: list[Leaf], offset: int) -> tuple[list[RowField], int]:
-        """Return the columns of these leaves, whose fixed values begin at offset, and the aligned end."""
+        """Return the columns of these leaves, and the aligned end of their fixed-size values, which begin at offset."""
         columns = []
         for leaf in leaves:
             is_fixed = self.fixed_leaf(leaf) is not None
@@ -113,7 +114,7 @@ class RowLayout:
         return columns, wire.aligned(offset)
 
     def fixed_leaf(self, tree: Layout) -> Leaf | None:
-        """Return tree if it is a leaf with a fixed size in the row; otherwise None."""
+        """Return tree if it is a leaf whose values are in the row; otherwise None."""
         is_fixed = isinstance(tree, Leaf) and tree.dtype is not None and tree not in self.delta_leaves
         return tree if is_fixed and isinstance(tree, Leaf) else None
 

@@ -1,4 +1,4 @@
-"""Write rows and log entries of a single environment into a slab as they happen."""
+"""Write rows and log entries of a single environment to a slab as they happen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from gym_trace.data.layout import Leaf, integer_bytes
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
-from gym_trace.format.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, LogFull, clear, entries, in_use, put, size_of
+from gym_trace.format.ring.log import (
+    ENTRY,
+    FLAG,
+    START,
+    START_HAS_INITIAL,
+    LogEntry,
+    LogFull,
+    clear,
+    entries,
+    in_use,
+    put,
+    size_of,
+)
 from gym_trace.format.ring.memory import SLAB_HEADER, begin
 from gym_trace.format.ring.row_layout import RowLayout
 
@@ -23,11 +35,11 @@ _MARK = struct.Struct("<Q")
 
 
 class RowSlab:
-    """The slab being filled with rows.
+    """The slab that is being filled with rows.
 
     record_action(), record_result() and start() are the fast path: one fixed-size value each for observation and
-    action. Other rows go through record_packed_action(), record_packed_result(), lead() and append(). _core.RowSlab is
-    the C twin; its fast path also takes dicts and tuples, large values that it follows, and text.
+    action. Other rows go through record_packed_action(), record_packed_result(), record_initial() and append().
+    _core.RowSlab is the C twin; its fast path also takes dicts, tuples, texts, and large values, see follow().
 
     Args:
         fast_actions, fast_results: enable the fast path of record_action() and record_result().
@@ -35,8 +47,8 @@ class RowSlab:
 
     Attributes:
         ended: True if record_result() has flagged the last row as the end of its episode.
-        logged: number of rows before the last log entry.
-        memory, sequence: of the slab.
+        logged: number of rows before the last log entry; -1: no entries.
+        memory, sequence: memory and sequence number of the slab.
     """
 
     def __init__(self, layout: RowLayout, fast_actions: bool = True, fast_results: bool = True, result_bytes: int = 0):
@@ -46,7 +58,7 @@ class RowSlab:
         self._asked, self._reward, self._done = layout.asked, layout.reward, layout.done
         self._put_action = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
         self._put_result = struct.Struct(f"<d{layout.observation_bytes}sQ").pack_into
-        self._put_lead = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
+        self._put_initial = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
         action, observation = layout.fixed_leaf(layout.action), layout.fixed_leaf(layout.observation)
         self._action, self._observation = action, observation
         self._action_kind: Any = None  # the integer NumPy scalar of the action space
@@ -75,7 +87,9 @@ class RowSlab:
         self._floor = self._least = _NEVER
 
     def follow(self, column: int, before: Array, ready: Array, most: int) -> None:
-        """Compare values of a large leaf with the previous one, as deltas.DeltaPacker does; only the C twin does."""
+        """Record changes of a large leaf in the fast path, as deltas.DeltaPacker does. Only the C twin can; this does
+        nothing.
+        """
 
     def begin(self, memory: memoryview, sequence: int) -> None:
         """Continue in an empty slab; record_action() returns False until enable_fast_path()."""
@@ -100,7 +114,7 @@ class RowSlab:
         self._least = self._floor = _NEVER
 
     def enable_fast_path(self, most_rows: int) -> None:
-        """Let record_action() accept rows, up to most_rows or until the slab is full."""
+        """Let record_action() accept rows until the slab has most_rows or is full."""
         if self._fast_actions:
             self._least = max(0, len(self.memory) - most_rows * self._size)
             self._floor = max(self._position + self._reserve, self._least)
@@ -181,10 +195,10 @@ class RowSlab:
         self._put_result(self.memory, at + self._reward, reward, observation, mark)
         self._at, self._mark = at - self._size, mark + 1
 
-    def lead(self, observation: bytes) -> None:
-        """Record the leading observation of a run of steps."""
+    def record_initial(self, observation: bytes) -> None:
+        """Record the observation before the first step of a run."""
         at, mark = self._at, self._mark
-        self._put_lead(self.memory, at, b"", 0, 0.0, observation, mark)
+        self._put_initial(self.memory, at, b"", 0, 0.0, observation, mark)
         self._at, self._mark = at - self._size, mark + 1
         self.ended = False
 
@@ -193,8 +207,8 @@ class RowSlab:
         packed = _bytes_of(observation, self._observation) if self._fast_results else None
         if packed is None or not self.has_room(size_of(len(reset_record))):
             return False
-        self.append(START, reset_record, HAS_LEAD, 0, episode, seed, utc, monotonic)
-        self.lead(packed)
+        self.append(START, reset_record, START_HAS_INITIAL, 0, episode, seed, utc, monotonic)
+        self.record_initial(packed)
         return True
 
     def flag(self, terminated: Any, truncated: Any) -> None:
@@ -228,7 +242,7 @@ class RowSlab:
     # -- undo ---------------------------------------------------------------------------------------------------------
 
     def drop(self, count: int) -> None:
-        """Remove all log entries after the first `count`, and the incomplete row."""
+        """Keep the first `count` log entries; remove the others, and the incomplete row."""
         found = self.entries()
         at = found[count].at if count < len(found) else self._position
         clear(self.memory, at)
@@ -248,7 +262,7 @@ class RowSlab:
         return bytes(self.memory[at : at + self._asked]) if mark == self._mark else None
 
     def last_row(self) -> bytes:
-        """Return the fixed values of the observation in the last row; empty without rows."""
+        """Return the fixed values of the observation in the last row; b"" without rows."""
         at = self._at + self._size + self._reward + 8
         return bytes(self.memory[at : self._at + self._size + self._done]) if self.rows else b""
 
@@ -256,7 +270,7 @@ class RowSlab:
         """Return the texts of the last observation that the fast path logged, by column; only the C twin has any."""
         return {}
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LogEntry]:
         return list(entries(self.memory, SLAB_HEADER, self._position, self.sequence))
 
     def detach(self) -> None:

@@ -23,26 +23,26 @@ from gym_trace.format.ring.log import (
     END,
     ENTRY,
     FLAG,
-    HAS_LEAD,
-    LEAD,
+    INITIAL,
     REWARD_TYPE,
     RUNNING,
     START,
+    START_HAS_INITIAL,
     STOP,
     VALUE,
     WHOLE,
-    Entry,
+    LogEntry,
     entry_at,
+    entry_offsets,
     headers,
-    places,
 )
 from gym_trace.format.ring.memory import SLAB_HEADER
 from gym_trace.format.ring.pending import Pending
-from gym_trace.format.ring.row_layout import RowField, RowForm
+from gym_trace.format.ring.row_layout import RowField, RowOffsets
 from gym_trace.format.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
-from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
+from gym_trace.format.wire import ENDS, HAS_INITIAL, STARTS, STOPS
 
-_Value = tuple[int, int, bytes]  # an entry that is a value: kind, a, payload
+_Value = tuple[int, int, bytes]  # kind, a and payload of a log entry that holds a value
 
 
 class RowDecoder:
@@ -57,31 +57,31 @@ class RowDecoder:
 
     def __init__(self, layout: dict[str, Any]):
         self.complaints: dict[str, str] = {}
-        form = RowForm.of(layout)
-        self._size, self._asked, self._reward, self._done = form.size, form.asked, form.reward, form.done
-        self._columns, self._observations, self._lane = form.columns, form.observations, form.lane
-        self._decoded = sum(column.row_size for column in form.columns)  # bytes of a row's columns
+        offsets = RowOffsets.of(layout)
+        self._size, self._asked, self._reward, self._done = offsets.size, offsets.asked, offsets.reward, offsets.done
+        self._columns, self._observations, self._lane = offsets.columns, offsets.observations, offsets.lane
+        self._decoded = sum(column.row_size for column in offsets.columns)  # bytes of a row's columns
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
         """Return the numbers of complete rows and of complete log entries in a slab."""
-        return self._count(sequence, self._rows(slab)), len(places(slab, SLAB_HEADER, len(slab), sequence))
+        return self._count(sequence, self._rows(slab)), len(entry_offsets(slab, SLAB_HEADER, len(slab), sequence))
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
     ) -> tuple[list[Segment], list[Pending]]:
         """Return the segment of a slab, if any, and its pending action, if any.
 
-        most: decode at most this many rows and entries; the slab may be changing.
+        most: maximum numbers of rows and entries, if the slab may be changing; pending actions are then omitted.
         """
         rows = self._rows(slab)
         count = self._count(sequence, rows)
         slab = memoryview(slab)
-        log = places(slab, SLAB_HEADER, len(slab), sequence)
+        log = entry_offsets(slab, SLAB_HEADER, len(slab), sequence)
         if most is not None:
             count, log = min(count, most[0]), log[: most[1]]
-        # Limit the expansion of malicious slabs: valid content fits in the slab and in one chunk.
+        # Limit the expansion of malicious slabs: valid columns fit in the slab and in one chunk.
         if len(self._columns) * count > len(slab) or (count > 1 and self._decoded * count > wire.CHUNK_BYTES):
-            raise CorruptTrace("a ring slab declares more rows than it can hold")
+            raise CorruptTrace("ring slab declares more rows than it can hold")
         content = _DecodedSlab(self._columns, self._observations, slab, log, count, self.complaints)
         pending: list[Pending] = []
         if most is None and content.running and count < len(rows):
@@ -103,20 +103,20 @@ class RowDecoder:
         return raw.reshape(most, self._size)[::-1]
 
     def _count(self, sequence: int, rows: Array) -> int:
-        """Return the number of complete rows. It stops at the first incomplete one: the rest is mostly log."""
-        count, some = 0, 1024
+        """Return the number of complete rows. Search in growing blocks: later rows are mostly bytes of the log."""
+        count, block = 0, 1024
         while count < len(rows):
-            marks = rows[count : count + some, self._done : self._done + 8].copy().view("<u8")[:, 0]
-            right = marks == (np.uint64(sequence << 32 | count + 1) + np.arange(len(marks), dtype=np.uint64))
-            if not right.all():
-                return count + int(right.argmin())
-            count, some = count + len(marks), 2 * some
+            marks = rows[count : count + block, self._done : self._done + 8].copy().view("<u8")[:, 0]
+            complete = marks == (np.uint64(sequence << 32 | count + 1) + np.arange(len(marks), dtype=np.uint64))
+            if not complete.all():
+                return count + int(complete.argmin())
+            count, block = count + len(marks), 2 * block
         return count
 
 
 @dataclass
-class _Logged:
-    """The values of a column that are in the log: the row, kind, a and payload of each entry."""
+class _LoggedValues:
+    """The values of a column that are in the log: row, kind, a (count of changes) and payload of each entry."""
 
     rows: Array
     kinds: Array
@@ -128,8 +128,8 @@ class _Logged:
         """The last value of each row."""
         return dict(zip(self.rows.tolist(), zip(self.kinds.tolist(), self.counts.tolist(), self.payloads)))
 
-    def are_of(self, rows: Array) -> bool:
-        """Return True if the first values are those of rows, which ascend: one each, in order."""
+    def has_one_for_each(self, rows: Array) -> bool:
+        """Return True if the first values belong to these rows, one each, in order. rows: ascending."""
         count = len(rows)
         return np.array_equal(self.rows[:count], rows) and bool((self.rows[count:] > rows[-1]).all())
 
@@ -153,9 +153,9 @@ class _DecodedSlab:
     ):
         self._columns, self._observations, self._end, self._complaints = columns, observations, end, complaints
         self.starts: list[bytes] = []
-        self._leads: Sequence[int] = []
+        self._initial_rows: Sequence[int] = []
         self._start, self.running, self._next_step = Start(0, wire.NO_SEED, 0, 0), False, 0
-        self._values: dict[int, _Logged] = {}  # by column
+        self._values: dict[int, _LoggedValues] = {}  # by column
         self._reward_types: list[tuple[int, np.dtype[Any]]] = []
         table = headers(slab, log)
         is_value = (table["kind"] >= VALUE) & (table["kind"] <= WHOLE)
@@ -165,7 +165,7 @@ class _DecodedSlab:
         if (fragments := self._whole_episodes(slab, log, table)) is not None:
             self.fragments = fragments
             return
-        marks: list[Entry] = []
+        marks: list[LogEntry] = []
         for entry in (entry_at(slab, at) for at in log.tolist()):
             kind = entry.kind
             if kind == REWARD_TYPE:
@@ -176,29 +176,29 @@ class _DecodedSlab:
             elif kind == CONTINUE:
                 self._start = Start(entry.a, wire.NO_SEED, entry.c, entry.d)
                 self._next_step, self.running = entry.b, bool(entry.flags & RUNNING)
-            elif kind in (START, LEAD, FLAG, STOP, END):
+            elif kind in (START, INITIAL, FLAG, STOP, END):
                 marks.append(entry)
         marks = [mark for mark in marks if mark.row < end or (mark.row == end and not _needs_row(mark))]
         self.fragments = self._fragments(marks)
 
     def _take_values(self, slab: memoryview, table: Array, at: Array) -> None:
-        """Collect the values in the log. table: their entries. at: offsets of the entries."""
+        """Collect the values in the log. table, at: entries that hold values, and their offsets."""
         begins = at + ENTRY.size
         ends = begins + table["length"]
         for column in sorted(set(table["column"].tolist())):  # np.unique would import numpy.ma within a step
-            of = np.flatnonzero(table["column"] == column)
-            rows, kinds, counts = (table[name][of] for name in ("row", "kind", "a"))
-            self._values[column] = _Logged(rows, kinds, counts, kernels.slices(slab, begins[of], ends[of]))
+            own = np.flatnonzero(table["column"] == column)
+            rows, kinds, counts = (table[name][own] for name in ("row", "kind", "a"))
+            self._values[column] = _LoggedValues(rows, kinds, counts, kernels.slices(slab, begins[own], ends[own]))
 
     def _whole_episodes(self, slab: memoryview, log: Array, marks: Array) -> Array | None:
-        """Vectorized _fragments() for logs of alternating starts and ends; None for other logs.
+        """Return the fragments, like _fragments(), if starts and ends of episodes alternate in the log; otherwise None.
 
         marks: the log entries, without payloads.
         """
         end = self._end
-        goes_on = len(marks) > 0 and marks["kind"][0] == CONTINUE
-        before = marks[:1] if goes_on and marks["flags"][0] == RUNNING else marks[:0]
-        marks = marks[int(goes_on) :]
+        continues = len(marks) > 0 and marks["kind"][0] == CONTINUE
+        before = marks[:1] if continues and marks["flags"][0] == RUNNING else marks[:0]
+        marks = marks[int(continues) :]
         if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, int(log[-1]))):
             marks = marks[:-1]  # its row is incomplete
         first = len(before)
@@ -209,37 +209,37 @@ class _DecodedSlab:
         if len(stop) < len(begin):
             stop = np.append(stop, end)
         is_regular = (
-            (len(before) == goes_on and len(begin) == len(stop) and len(begin) > 0)
-            and ((starts["kind"] == START) & (starts["flags"] == HAS_LEAD)).all()
+            (len(before) == continues and len(begin) == len(stop) and len(begin) > 0)
+            and ((starts["kind"] == START) & (starts["flags"] == START_HAS_INITIAL)).all()
             and (is_flag | ((ends["kind"] == END) & (ends["flags"] == 0))).all()
             and (begin[0] == 0 and stop[-1] == end and (begin[1:] == stop[:-1]).all() and (begin < stop).all())
         )
         if not is_regular:
             return None
-        of = np.concatenate([before, starts])
-        table = np.zeros(len(of), wire.FRAGMENT)
-        table["flags"][first:], table["seed"][first:] = STARTS | LEADS, starts["b"]
-        table["episode"], table["steps"] = of["a"], stop - begin
+        begins = np.concatenate([before, starts])
+        table = np.zeros(len(begins), wire.FRAGMENT)
+        table["flags"][first:], table["seed"][first:] = STARTS | HAS_INITIAL, starts["b"]
+        table["episode"], table["steps"] = begins["a"], stop - begin
         table["steps"][first:] -= 1
         table["first_step"][:first] = before["b"]
         table["start_time"][first:], table["clock_offset"][first:] = starts["c"], starts["c"] - starts["d"]
-        over = table[: len(ends)]
-        over["flags"] |= ends["flags"] | np.uint32(STOPS | ENDS)
-        over["outcome"], over["duration"] = ends["a"], ends["d"] - of["d"][: len(ends)]
-        over["clock_drift"] = ends["c"] - ends["d"] - (of["c"] - of["d"])[: len(ends)]
+        ended = table[: len(ends)]
+        ended["flags"] |= ends["flags"] | np.uint32(STOPS | ENDS)
+        ended["outcome"], ended["duration"] = ends["a"], ends["d"] - begins["d"][: len(ends)]
+        ended["clock_drift"] = ends["c"] - ends["d"] - (begins["c"] - begins["d"])[: len(ends)]
         self.starts = [
-            bytes(entry_at(slab, at).payload) for at in log[int(goes_on) + first :: 2][: len(starts)].tolist()
+            bytes(entry_at(slab, at).payload) for at in log[int(continues) + first :: 2][: len(starts)].tolist()
         ]
-        self._leads, last = starts["row"].tolist(), of[-1]
+        self._initial_rows, last = starts["row"].tolist(), begins[-1]
         self._start = Start(int(last["a"]), wire.NO_SEED, int(last["c"]), int(last["d"]))
-        self.running = len(ends) < len(of)
+        self.running = len(ends) < len(begins)
         self._next_step = int(table["first_step"][-1]) + int(table["steps"][-1])
         return table
 
-    def _fragments(self, marks: list[Entry]) -> Array:
+    def _fragments(self, marks: list[LogEntry]) -> Array:
         table: list[bytes] = []
-        leads: list[int] = []
-        self._leads = leads
+        initial_rows: list[int] = []
+        self._initial_rows = initial_rows
         start, first_step, cursor, flags = self._start, self._next_step, 0, 0
         ends_of_marks = [mark.row for mark in marks[1:]] + [self._end]
         if not self.running:  # only malicious slabs have rows outside episodes
@@ -250,32 +250,32 @@ class _DecodedSlab:
             row, kind = mark.row, mark.kind
             if following < row or row < cursor:
                 raise CorruptTrace("ring log out of order")
-            if kind in (START, LEAD) and cursor < row:  # a new run without a stop of the old one
-                steps = row - cursor - (flags & LEADS != 0)
+            if kind in (START, INITIAL) and cursor < row:  # a new run without a stop of the old one
+                steps = row - cursor - (flags & HAS_INITIAL != 0)
                 table.append(packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
                 cursor = row
             if kind == START:
                 start = Start(mark.a, mark.b, mark.c, mark.d)
                 self.starts.append(bytes(mark.payload))
-                flags, first_step, self.running = STARTS, 0, bool(mark.flags & HAS_LEAD)
+                flags, first_step, self.running = STARTS, 0, bool(mark.flags & START_HAS_INITIAL)
                 if self.running:
-                    flags |= LEADS
-                    leads.append(row)
+                    flags |= HAS_INITIAL
+                    initial_rows.append(row)
                 else:
                     table.append(packed_fragment(start, 0, 0, flags, 0, 0, 0))
                     flags = 0
-            elif kind == LEAD:
-                flags, first_step, self.running = LEADS, mark.a, True
-                leads.append(row)
+            elif kind == INITIAL:
+                flags, first_step, self.running = HAS_INITIAL, mark.a, True
+                initial_rows.append(row)
             else:
                 stop = row + 1 if kind == FLAG else row
                 ends = ENDS | mark.flags if kind == FLAG else ENDS * (kind == END)
-                steps = stop - cursor - (flags & LEADS != 0)
+                steps = stop - cursor - (flags & HAS_INITIAL != 0)
                 table.append(packed_fragment(start, first_step, steps, flags | ends | STOPS, mark.a, mark.c, mark.d))
                 first_step += steps
                 cursor, flags, self.running = stop, 0, False
         if cursor < self._end:
-            steps = self._end - cursor - (flags & LEADS != 0)
+            steps = self._end - cursor - (flags & HAS_INITIAL != 0)
             table.append(packed_fragment(start, first_step, steps, flags, 0, 0, 0))
             first_step += steps
         self._start, self._next_step = start, first_step
@@ -288,14 +288,14 @@ class _DecodedSlab:
             columns["starts",] = list(self.starts)
         if not len(rows):
             return columns
-        leads = np.zeros(len(rows), np.bool_)
-        leads[self._leads] = True
-        steps = np.flatnonzero(~leads)
+        is_step = np.ones(len(rows), np.bool_)
+        is_step[self._initial_rows] = False
+        steps = np.flatnonzero(is_step)
         everything = np.arange(len(rows))
         for number, column in enumerate(self._columns):
-            of = everything if number < self._observations else steps
-            if len(of):
-                columns[column.path] = self._column(number, column, rows, of)
+            indices = everything if number < self._observations else steps
+            if len(indices):
+                columns[column.path] = self._column(number, column, rows, indices)
         if len(steps):
             rewards = len(self._columns)
             columns["rewards",] = self._rewards(rewards, rows, reward, steps)
@@ -305,7 +305,7 @@ class _DecodedSlab:
         return columns
 
     def pending(self, row: Array) -> Pending:
-        """Return the pending action, in the row after the last complete one."""
+        """Return the pending action. row: the row after the last complete one, which holds it."""
         leaves: list[Any] = []
         for number, column in enumerate(self._columns[self._observations :], self._observations):
             entry = self._by_row(number).get(self._end)
@@ -317,34 +317,36 @@ class _DecodedSlab:
                 raw = row[column.offset : column.offset + column.row_size]
                 leaves.append(np.frombuffer(raw.tobytes(), column.dtype).reshape(column.shape)[()])
             else:
-                known = sorted(self._by_row(number))
-                value = self._deltas(number, column, np.array(known)) if known else None
+                logged_rows = sorted(self._by_row(number))
+                value = self._deltas(number, column, np.array(logged_rows)) if logged_rows else None
                 arrays = list(value.arrays(1)) if isinstance(value, DeltaRows) else []
                 leaves.append(arrays[-1].view(column.dtype).reshape(column.shape) if arrays else None)
         return Pending(self._start.episode, 0, self._next_step, leaves)
 
-    def _column(self, number: int, column: RowField, rows: Array, of: Array) -> AnyRows:
+    def _column(self, number: int, column: RowField, rows: Array, indices: Array) -> AnyRows:
+        """Return a column of these rows. number: of the column."""
         if column.dtype is None:
-            return self._packed_values(number, of, _NIL)
+            return self._packed_values(number, indices, _NIL)
         if column.offset is None:
-            return self._deltas(number, column, of)
+            return self._deltas(number, column, indices)
         odd = self._by_row(number)
         width = column.row_size
         raw = rows[:, column.offset : column.offset + width]
-        raw = np.ascontiguousarray(raw if len(of) == len(rows) else raw[of])
-        array: Array = raw.reshape(-1).view(column.dtype).reshape(len(of), *column.shape)
+        raw = np.ascontiguousarray(raw if len(indices) == len(rows) else raw[indices])
+        array: Array = raw.reshape(-1).view(column.dtype).reshape(len(indices), *column.shape)
         if not odd:
             return array
-        values = [_value(odd[row]) if row in odd else value for row, value in zip(of.tolist(), array)]
+        values = [_value(odd[row]) if row in odd else value for row, value in zip(indices.tolist(), array)]
         return typed_or_values(column.path, values, self._complaints)
 
-    def _deltas(self, number: int, column: RowField, of: Array) -> AnyRows:
+    def _deltas(self, number: int, column: RowField, indices: Array) -> AnyRows:
+        """Return a column of large values."""
         dtype, size, word = column.dtype, column.row_size, word_of(column.row_size).itemsize
         assert dtype is not None
-        entries_of, odd = self._by_row(number), False
+        by_row, odd = self._by_row(number), False
         slots: list[Slot] = []
-        for row in of.tolist():
-            entry = entries_of.get(row)
+        for row in indices.tolist():
+            entry = by_row.get(row)
             if entry is None or (not slots and entry[0] == CHANGES):
                 raise CorruptTrace("ring value missing")
             kind, count, payload = entry
@@ -357,15 +359,16 @@ class _DecodedSlab:
         changes = [slot for slot in slots if isinstance(slot, tuple)]
         if int(joined_changes(changes, word_of(size))[0].max(initial=0)) * word >= size:
             raise CorruptTrace("ring value changes out of range")
-        fitting = DeltaRows(dtype, column.shape, slots, None)
+        delta_rows = DeltaRows(dtype, column.shape, slots, None)
         if not odd:
-            return fitting
-        arrays = (array.view(dtype).reshape(column.shape) for array in fitting.arrays(1))
-        found = [entries_of[row] for row in of.tolist()]
-        values = [_value(entry) if entry[0] == VALUE else next(arrays) for entry in found]
+            return delta_rows
+        arrays = (array.view(dtype).reshape(column.shape) for array in delta_rows.arrays(1))
+        entries = (by_row[row] for row in indices.tolist())
+        values = [_value(entry) if entry[0] == VALUE else next(arrays) for entry in entries]
         return typed_or_values(column.path, values, self._complaints)
 
     def _rewards(self, number: int, rows: Array, offset: int, steps: Array) -> AnyRows:
+        """Return the rewards of steps. offset: of the reward in a row."""
         odd = self._by_row(number)
         types = [(row, dtype) for row, dtype in self._reward_types if row <= steps[-1]]
         raw = rows[steps, offset : offset + 8]
@@ -377,28 +380,28 @@ class _DecodedSlab:
             return numbers
         values: list[Any] = []
         for i, row in enumerate(steps.tolist()):
-            of_row = [dtype for at, dtype in types if at <= row][-1:]
+            last_type = [dtype for begin, dtype in types if begin <= row][-1:]
             if row in odd:
                 values.append(_value(odd[row]))
-            elif of_row and of_row[0] != np.float64:
-                values.append(np.frombuffer(raw[i].tobytes(), of_row[0], 1)[0])
+            elif last_type and last_type[0] != np.float64:
+                values.append(np.frombuffer(raw[i].tobytes(), last_type[0], 1)[0])
             else:
                 values.append(float(numbers[i]))
         return typed_or_values(("rewards",), values, self._complaints)
 
-    def _packed_values(self, number: int, of: Array, missing: bytes) -> list[bytes]:
+    def _packed_values(self, number: int, indices: Array, missing: bytes) -> list[bytes]:
         logged = self._values.get(number)
-        if logged is not None and logged.are_of(of):
-            return logged.payloads[: len(of)]
+        if logged is not None and logged.has_one_for_each(indices):
+            return logged.payloads[: len(indices)]
         values, none = self._by_row(number), (VALUE, 0, missing)
-        return [values.get(row, none)[2] for row in of.tolist()]
+        return [values.get(row, none)[2] for row in indices.tolist()]
 
     def _by_row(self, number: int) -> dict[int, _Value]:
         logged = self._values.get(number)
         return {} if logged is None else logged.by_row
 
-    def _add_annotations(self, columns: dict[Path, AnyRows], notes: dict[int, _Value], steps: Array) -> None:
-        unpacked = {row: as_map(unpack(entry[2])) for row, entry in notes.items() if row < self._end}
+    def _add_annotations(self, columns: dict[Path, AnyRows], logged: dict[int, _Value], steps: Array) -> None:
+        unpacked = {row: as_map(unpack(entry[2])) for row, entry in logged.items() if row < self._end}
         names = dict.fromkeys(name for values in unpacked.values() for name in values)
         for name in names:
             rows = [unpacked[row].get(name, ABSENT) if row in unpacked else ABSENT for row in steps.tolist()]
@@ -418,9 +421,9 @@ def _plain(value: Any, packed: Packed | None = None) -> Any:
     return Packed(pack(value)) if packed is None else packed
 
 
-def _needs_row(mark: Entry) -> bool:
+def _needs_row(mark: LogEntry) -> bool:
     """Return True if a mark counts only once the next row is complete."""
-    return mark.kind in (LEAD, FLAG) or (mark.kind == START and bool(mark.flags & HAS_LEAD))
+    return mark.kind in (INITIAL, FLAG) or (mark.kind == START and bool(mark.flags & START_HAS_INITIAL))
 
 
 _NIL = pack(None)

@@ -1,4 +1,4 @@
-"""Segments: decoded rows as fragments and columns. Snapshots of single values."""
+"""Segments, the decoded rows of a slab as fragments and columns; snapshots of single values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gym_trace.format.wire import ENDS, STARTS
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
 ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: no copy needed
 
-Rows = Array | list[bytes]  # rows of a column: typed, or one MessagePack value per row
-AnyRows = Rows | DeltaRows
-Columns = dict[Path, Rows]
+ColumnRows = Array | list[bytes]  # rows of a column: typed, or one MessagePack value per row
+AnyRows = ColumnRows | DeltaRows
+Columns = dict[Path, ColumnRows]
 _STARTS = ("starts",)
 
 
 class Segment(NamedTuple):
-    """A piece of a chunk: a fragment table and the columns of its rows."""
+    """Decoded rows: a fragment table and its columns. Chunks are joined from segments."""
 
     fragments: Array
     columns: Mapping[Path, AnyRows]
@@ -40,7 +40,7 @@ def size_of(rows: AnyRows) -> int:
 
 
 def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
-    """Return a value that no longer changes: numbers unchanged, numeric arrays copied, all others as Packed."""
+    """Return a value that later changes cannot reach: a number, a copy of a numeric array, or Packed for any other."""
     kind = type(value)
     if kind in ATOMS or kind is Packed:
         return value
@@ -49,8 +49,11 @@ def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
     return Packed(pack_one(value))
 
 
-def typed_or_values(path: Path, values: list[Any], complaints: dict[str, str]) -> Rows:
-    """Return a typed array if all values share dtype and shape, otherwise one MessagePack value per row."""
+def typed_or_values(path: Path, values: list[Any], complaints: dict[str, str]) -> ColumnRows:
+    """Return a typed array if all values share dtype and shape, otherwise one MessagePack value per row.
+
+    complaints: receives a warning, by column, for a value that is too large.
+    """
     kinds = set(map(type, values))
     if len(kinds) == 1:
         kind = kinds.pop()
@@ -82,7 +85,7 @@ class Start(NamedTuple):
 def packed_fragment(
     start: Start, first_step: int, steps: int, flags: int, outcome: int, utc: int, monotonic: int
 ) -> bytes:
-    """Return a row of the fragment table. utc, monotonic: end of the episode, used if the ENDS flag is set."""
+    """Return a row of the fragment table. utc, monotonic: end of the episode; ignored without the flag ENDS."""
     episode, seed, start_utc, start_monotonic = start
     offset = start_utc - start_monotonic
     duration = drift = 0

@@ -379,7 +379,7 @@ class _Writer:
             low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])
             flags = self._reader.fragments.flags[begin + which]
             # True: the first row of a fragment is the observation before its first step.
-            has_initial = (flags & wire.LEADS > 0) | self._skipped[begin:end][which]
+            has_initial = (flags & wire.HAS_INITIAL > 0) | self._skipped[begin:end][which]
             # An observation follows the step that led to it: steps low to high have observations low + 1 to high.
             low_seen = np.where(has_initial & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
             high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1

@@ -4,7 +4,7 @@
 
 enum { MOST_COPIED = 256 << 10 }; /* bytes; NumPy copies larger batches, because it releases the interpreter lock */
 
-/* True if a batch has the dtype and shape of an item of a column. */
+/* Returns 1 if a batch has the dtype and shape of an item of a column. */
 static int is_like_item(PyObject *column, PyObject *batch)
 {
     if (!PyArray_CheckExact(column) || !PyArray_CheckExact(batch)) {
@@ -48,7 +48,7 @@ static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp 
     }
 }
 
-/* Copies a batch to an item of a column that is_like_item() has found. Returns 0; -1 with an exception. */
+/* Copies a batch to an item of a column; is_like_item() must hold. Returns 0; -1 with an exception. */
 static int put_batch(PyArrayObject *column, npy_intp item, PyArrayObject *batch)
 {
     npy_intp bytes = bytes_in_a_row(column, batch), width = PyArray_ITEMSIZE(batch);

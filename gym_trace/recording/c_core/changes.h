@@ -1,4 +1,4 @@
-/* Large values: words that differ from the previous value. */
+/* Finds the words of a large value that differ from the previous value. */
 #pragma once
 #include "slab.h"
 
@@ -10,8 +10,9 @@ static inline int64_t least(int64_t first, int64_t second)
 }
 
 /* Finds the positions of words of 1, 2, 4 or 8 bytes that differ. Returns their number; -1 if it exceeds most. */
-static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
-                                                                     const int width, uint32_t *places, int64_t most)
+static inline __attribute__((always_inline)) int64_t changes_of_width(const char *old, const char *new, int64_t bytes,
+                                                                      const int width, uint32_t *positions,
+                                                                      int64_t most)
 {
     int64_t count = 0;
     for (int64_t block = 0; block < bytes; block += BLOCK) {
@@ -29,7 +30,7 @@ static inline __attribute__((always_inline)) int64_t places_of_width(const char 
                     if (count == most) {
                         return -1;
                     }
-                    places[count++] = (uint32_t)(word / width);
+                    positions[count++] = (uint32_t)(word / width);
                 }
             }
         }
@@ -37,22 +38,23 @@ static inline __attribute__((always_inline)) int64_t places_of_width(const char 
     return count;
 }
 
-/* Calls places_of_width with a constant width, so that the compiler inlines the comparison of words. */
-static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+/* Calls changes_of_width with a constant width, so that the compiler inlines the comparison of words. */
+static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *positions,
+                            int64_t most)
 {
     switch (width) {
-    case 1: return places_of_width(old, new, bytes, 1, places, most);
-    case 2: return places_of_width(old, new, bytes, 2, places, most);
-    case 4: return places_of_width(old, new, bytes, 4, places, most);
-    default: return places_of_width(old, new, bytes, 8, places, most);
+    case 1: return changes_of_width(old, new, bytes, 1, positions, most);
+    case 2: return changes_of_width(old, new, bytes, 2, positions, most);
+    case 4: return changes_of_width(old, new, bytes, 4, positions, most);
+    default: return changes_of_width(old, new, bytes, 8, positions, most);
     }
 }
 
-/* Copies the changed words to words, and updates the previous value. */
-static void take_changes(char *old, const char *new, int width, const uint32_t *places, int64_t count, char *words)
+/* Copies the changed words to words and to the previous value. */
+static void copy_changes(char *old, const char *new, int width, const uint32_t *positions, int64_t count, char *words)
 {
     for (int64_t i = 0; i < count; i++, words += width) {
-        int64_t at = (int64_t)places[i] * width;
+        int64_t at = (int64_t)positions[i] * width;
         memcpy(words, new + at, (size_t)width);
         memcpy(old + at, new + at, (size_t)width);
     }
@@ -79,22 +81,22 @@ static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *arg
         return NULL;
     }
     most = most < bytes / width ? most : bytes / width;
-    uint32_t *places = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
-    if (places == NULL) {
+    uint32_t *positions = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
+    if (positions == NULL) {
         return PyErr_NoMemory();
     }
     char *before = PyArray_DATA(old);
     const char *value = PyArray_DATA(new);
-    int64_t count = find_changes(before, value, bytes, width, places, most);
+    int64_t count = find_changes(before, value, bytes, width, positions, most);
     PyObject *changes = NULL;
     if (count >= 0) {
         changes = PyBytes_FromStringAndSize(NULL, count * (4 + width));
     }
     if (changes != NULL) {
-        memcpy(PyBytes_AS_STRING(changes), places, (size_t)count * 4);
-        take_changes(before, value, width, places, count, PyBytes_AS_STRING(changes) + count * 4);
+        memcpy(PyBytes_AS_STRING(changes), positions, (size_t)count * 4);
+        copy_changes(before, value, width, positions, count, PyBytes_AS_STRING(changes) + count * 4);
     }
-    PyMem_Free(places);
+    PyMem_Free(positions);
     if (count < 0) {
         Py_RETURN_NONE;
     }

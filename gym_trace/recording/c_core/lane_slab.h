@@ -17,7 +17,7 @@ typedef struct {
     long long position, end, last; /* offsets in the log: see the Python twin */
     long long until, times;
     PyObject *actions, *results; /* tuples of columns, time first; NULL: record_action() falls back */
-    unsigned int code;           /* the type of rewards */
+    unsigned int code;           /* type of the rewards: type_code() in Python */
     char same_step, is_disabled, is_waiting;
 } LaneSlab;
 
@@ -153,7 +153,7 @@ static int lane_append_entry(LaneSlab *self, LogEntry *entry, const void *payloa
     write_entry(&self->buffer, self->position, entry, payload);
     self->position += entry_bytes(length);
     self->steps += entry->kind == LOG_STEP;
-    self->is_waiting = entry->kind == LOG_ASK;
+    self->is_waiting = entry->kind == LOG_ACTIONS;
     return 0;
 }
 
@@ -175,13 +175,13 @@ static PyObject *lane_record_action(LaneSlab *self, PyObject *actions)
     int done = count < 0 ? 0 : put_batches(columns, (npy_intp)self->steps, batches, count);
     Py_DECREF(columns);
     if (done > 0) {
-        LogEntry entry = {.kind = LOG_ASK};
+        LogEntry entry = {.kind = LOG_ACTIONS};
         done = lane_append_entry(self, &entry, "", 0) < 0 ? -1 : 1;
     }
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
-/* True if a flag in an item of a column is set. */
+/* Returns 1 if a flag in an item of a column is set. */
 static int is_any_set(PyArrayObject *column, npy_intp item)
 {
     const char *flags = PyArray_BYTES(column) + item * PyArray_STRIDE(column, 0);
@@ -219,7 +219,7 @@ static PyObject *lane_record_result(LaneSlab *self, PyObject *const *args, Py_ss
     }
     memcpy(batches + count, args + 1, 3 * sizeof(PyObject *));
     npy_intp item = (npy_intp)self->steps;
-    Py_INCREF(columns); /* as above */
+    Py_INCREF(columns); /* while NumPy copies, another thread may run */
     int done = put_batches(columns, item, batches, count + 3);
     /* At the end of an episode, Python stores the last observation, too. */
     for (int i = count + 1; done > 0 && self->same_step && i < count + 3; i++) {

@@ -1,14 +1,14 @@
-/* Passes over a full slab of lanes: the fragments of its steps, and its rows in the order in which they are stored.
+/* Inner loops over a full slab of lanes: make the fragments of its steps, and reorder its rows as stored in chunks.
  *
- * They do what gym_trace/format/ring/lanes/decoder.py does in Python, for the usual steps of a recorder: readers,
- * whose rings are untrusted, do it in Python.
+ * The twins of functions in gym_trace/format/ring/lanes/decoder.py and events.py. Recorders use them for usual steps;
+ * readers use Python, because their rings are untrusted.
  */
 #pragma once
 #include "log.h"
 
 /* The end of an episode. */
 typedef struct {
-    int64_t lane, time, episode; /* id of the next one, if that starts in the slab */
+    int64_t lane, time, episode; /* episode: id of the next one, if that starts in the slab */
     int flags;
 } End;
 
@@ -38,8 +38,8 @@ static int add_end(Pass *pass, int64_t lane, int64_t time, int flags)
     return 0;
 }
 
-/* Finds the ends of episodes in order of time. Returns 1; 0 if a step belongs to no episode; -1 with an exception.
- * resets: for each lane, the time of its last reset, or -1. */
+/* Finds the ends of episodes, ordered by time. Returns 1; 0 if a step is in no episode; -1 with an exception.
+ * resets: the time of each lane's last reset, or -1. */
 static int find_ends(Pass *pass, int mode, int64_t *resets)
 {
     for (int64_t time = 0; time < pass->times; time++) {
@@ -74,8 +74,8 @@ static int find_ends(Pass *pass, int mode, int64_t *resets)
     return 1;
 }
 
-/* Writes a row of the fragment table, and updates the state of its lane: rows begin to after, which an episode leads if
- * starts is true, and end if flags are set. */
+/* Writes a row of the fragment table, for the rows begin to after of a lane, and updates the state of the lane.
+ * starts: true if the first row is the initial observation of an episode. flags: set if the last one ends it. */
 static void put_fragment(Pass *pass, Fragment *fragment, int64_t lane, int64_t begin, int64_t after, int starts,
                          int flags)
 {
@@ -95,7 +95,7 @@ static void put_fragment(Pass *pass, Fragment *fragment, int64_t lane, int64_t b
         .flags = (uint32_t)flags,
     };
     if (starts) {
-        fragment->flags |= FRAGMENT_STARTS | FRAGMENT_LEADS;
+        fragment->flags |= FRAGMENT_STARTS | FRAGMENT_HAS_INITIAL;
         fragment->seed = NO_SEED;
         fragment->start_time = state->utc;
         fragment->clock_offset = state->utc - state->monotonic;
@@ -110,10 +110,10 @@ static void put_fragment(Pass *pass, Fragment *fragment, int64_t lane, int64_t b
     state->running = 1;
 }
 
-/* Writes the fragments of all lanes, and the rows that lead episodes.
- * order: the numbers of the ends, by lane. episode: id of the first episode that starts. */
+/* Writes the fragments of all lanes, and the indices of the rows that are initial observations of episodes.
+ * order: indices of the ends, by lane. episode: id of the first episode that starts. */
 static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t episode, Fragment *fragment,
-                          int64_t *leads)
+                          int64_t *initial_rows)
 {
     int64_t next = 0;
     for (int64_t lane = 0; lane < pass->lanes; lane++) {
@@ -122,7 +122,7 @@ static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t ep
         int starts = state->pending != 0;
         if (starts) {
             state->episode = episode++;
-            *leads++ = lane * pass->times;
+            *initial_rows++ = lane * pass->times;
         }
         while (next < pass->count && pass->ends[order[next]].lane == lane) {
             const End *end = &pass->ends[order[next++]];
@@ -131,7 +131,7 @@ static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t ep
             starts = 1;
             if (begin < pass->times) {
                 state->episode = end->episode;
-                *leads++ = lane * pass->times + begin;
+                *initial_rows++ = lane * pass->times + begin;
             }
         }
         int is_over = begin == pass->times;
@@ -143,7 +143,7 @@ static void put_fragments(Pass *pass, int mode, const int64_t *order, int64_t ep
     }
 }
 
-/* Numbers the ends by lane, then by time: numbers has a place for each, firsts one for each lane. */
+/* Sorts the indices of the ends by lane, then by time, into numbers. firsts: workspace, one element per lane. */
 static void order_ends(const Pass *pass, int64_t *firsts, int64_t *numbers)
 {
     memset(firsts, 0, (size_t)pass->lanes * sizeof(int64_t));
@@ -160,7 +160,7 @@ static void order_ends(const Pass *pass, int64_t *firsts, int64_t *numbers)
     }
 }
 
-/* Returns (fragments, leads, episodes), or None for unusual steps, whose states it leaves as they were. */
+/* Returns (fragments, initial_rows, episodes), or None for unusual steps; then the states are unchanged. */
 static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
 {
     int64_t pending = 0, later = 0;
@@ -172,16 +172,16 @@ static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
         }
         pending += state->pending != 0;
     }
-    int64_t *places = PyMem_Malloc((size_t)pass->lanes * sizeof(int64_t)), *numbers = NULL;
-    if (places == NULL) {
+    int64_t *resets = PyMem_Malloc((size_t)pass->lanes * sizeof(int64_t)), *numbers = NULL;
+    if (resets == NULL) {
         return PyErr_NoMemory();
     }
     for (int64_t lane = 0; lane < pass->lanes; lane++) {
-        places[lane] = pass->states[lane].pending ? 0 : -1;
+        resets[lane] = pass->states[lane].pending ? 0 : -1;
     }
     pass->episodes = episode + pending;
-    PyObject *result = NULL, *fragments = NULL, *leads = NULL;
-    int found = find_ends(pass, mode, places);
+    PyObject *result = NULL, *fragments = NULL, *initial_rows = NULL;
+    int found = find_ends(pass, mode, resets);
     if (found <= 0) {
         result = found < 0 ? NULL : Py_NewRef(Py_None);
         goto done;
@@ -191,24 +191,25 @@ static PyObject *fragments_of(Pass *pass, int mode, int64_t episode)
     }
     numbers = PyMem_Malloc((size_t)(pass->count + 1) * sizeof(int64_t));
     fragments = PyByteArray_FromStringAndSize(NULL, (pass->lanes + later) * (Py_ssize_t)sizeof(Fragment));
-    leads = PyByteArray_FromStringAndSize(NULL, (pending + later) * 8);
-    if (numbers == NULL || fragments == NULL || leads == NULL) {
+    initial_rows = PyByteArray_FromStringAndSize(NULL, (pending + later) * 8);
+    if (numbers == NULL || fragments == NULL || initial_rows == NULL) {
         PyErr_NoMemory();
         goto done;
     }
-    order_ends(pass, places, numbers);
+    order_ends(pass, resets, numbers);
     put_fragments(pass, mode, numbers, episode, (Fragment *)PyByteArray_AS_STRING(fragments),
-                  (int64_t *)PyByteArray_AS_STRING(leads));
-    result = Py_BuildValue("OOL", fragments, leads, (long long)pass->episodes);
+                  (int64_t *)PyByteArray_AS_STRING(initial_rows));
+    result = Py_BuildValue("OOL", fragments, initial_rows, (long long)pass->episodes);
 done:
-    PyMem_Free(places);
+    PyMem_Free(resets);
     PyMem_Free(numbers);
     Py_XDECREF(fragments);
-    Py_XDECREF(leads);
+    Py_XDECREF(initial_rows);
     return result;
 }
 
-/* True if an array has items of a size, one after the other, in these dimensions; 0 columns: one dimension. */
+/* Returns 1 if an object is a C-contiguous array with items of this size and these dimensions; 0 columns: one
+ * dimension. */
 static int is_plain(PyObject *object, npy_intp width, npy_intp rows, npy_intp columns)
 {
     PyArrayObject *array = (PyArrayObject *)object;
@@ -238,7 +239,7 @@ static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     if (mode < NEXT_STEP || mode > DISABLED) {
-        Py_RETURN_NONE; /* Python knows it, or raises */
+        Py_RETURN_NONE; /* Python may support it, or raises */
     }
     Pass pass = {
         .lanes = lanes,
@@ -254,26 +255,26 @@ static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-enum { LANES_AT_ONCE = 16 }; /* their rows at one time share few cache lines */
+enum { LANES_AT_ONCE = 16 }; /* rows of these lanes at one time share few cache lines */
 
-/* Rows by lane and time. leads: the rows to leave out, lane * times + time, ascending. */
+/* Rows by lane and time. excluded: indices of the rows to skip, lane * times + time, ascending. */
 typedef struct {
     const char *from;
     npy_intp lane_stride, time_stride, width;
     int64_t lanes, times, count;
-    const int64_t *leads;
+    const int64_t *excluded;
 } Rows;
 
-/* Copies rows that are next to each other in time. */
+/* Copies rows if rows of consecutive times are adjacent. */
 static void copy_runs(const Rows *rows, char *to)
 {
-    int64_t lead = 0;
+    int64_t next_excluded = 0;
     for (int64_t lane = 0; lane < rows->lanes; lane++) {
         const char *from = rows->from + lane * rows->lane_stride;
         int64_t begin = 0;
         while (begin < rows->times) {
-            int is_led = lead < rows->count && rows->leads[lead] < (lane + 1) * rows->times;
-            int64_t end = is_led ? rows->leads[lead++] - lane * rows->times : rows->times;
+            int is_before_gap = next_excluded < rows->count && rows->excluded[next_excluded] < (lane + 1) * rows->times;
+            int64_t end = is_before_gap ? rows->excluded[next_excluded++] - lane * rows->times : rows->times;
             size_t size = (size_t)((end - begin) * rows->width);
             memcpy(to, from + begin * rows->width, size);
             to += size;
@@ -282,28 +283,29 @@ static void copy_runs(const Rows *rows, char *to)
     }
 }
 
-/* Copies rows that are next to each other by lane, some lanes at once. */
+/* Copies rows if rows of consecutive lanes are adjacent, LANES_AT_ONCE lanes at once. */
 static inline __attribute__((always_inline)) void copy_rows(const Rows *rows, char *to, const npy_intp width)
 {
-    int64_t lead = 0;
+    int64_t next_excluded = 0;
     for (int64_t first = 0; first < rows->lanes; first += LANES_AT_ONCE) {
         int64_t some = rows->lanes - first < LANES_AT_ONCE ? rows->lanes - first : LANES_AT_ONCE;
-        int64_t next[LANES_AT_ONCE], ends[LANES_AT_ONCE], skipped = lead;
+        int64_t next[LANES_AT_ONCE], ends[LANES_AT_ONCE], skipped = next_excluded;
         char *at[LANES_AT_ONCE];
         for (int64_t i = 0; i < some; i++) {
-            next[i] = lead;
+            next[i] = next_excluded;
             at[i] = to;
-            while (lead < rows->count && rows->leads[lead] < (first + i + 1) * rows->times) {
-                lead += 1;
+            while (next_excluded < rows->count && rows->excluded[next_excluded] < (first + i + 1) * rows->times) {
+                next_excluded += 1;
             }
-            ends[i] = lead;
-            to += (rows->times - (lead - next[i])) * width;
+            ends[i] = next_excluded;
+            to += (rows->times - (next_excluded - next[i])) * width;
         }
         const char *from = rows->from + first * rows->lane_stride;
         for (int64_t time = 0; time < rows->times; time++, from += rows->time_stride) {
             const char *row = from;
             for (int64_t i = 0; i < some; i++, row += rows->lane_stride) {
-                if (lead > skipped && next[i] < ends[i] && rows->leads[next[i]] == (first + i) * rows->times + time) {
+                if (next_excluded > skipped && next[i] < ends[i] &&
+                    rows->excluded[next[i]] == (first + i) * rows->times + time) {
                     next[i] += 1;
                     continue;
                 }
@@ -329,25 +331,25 @@ static void copy_in_order(const Rows *rows, char *to)
     }
 }
 
-/* lane_rows(column, leads, out): as in gym_trace/format/ring/lanes/contents.py. */
+/* lane_rows(column, excluded, out): the twin is in gym_trace/format/ring/lanes/events.py. */
 static PyObject *lane_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyArrayObject *column, *leads, *out;
-    if (!PyArg_ParseTuple(args, "O!O!O!:lane_rows", &PyArray_Type, &column, &PyArray_Type, &leads, &PyArray_Type,
+    PyArrayObject *column, *excluded, *out;
+    if (!PyArg_ParseTuple(args, "O!O!O!:lane_rows", &PyArray_Type, &column, &PyArray_Type, &excluded, &PyArray_Type,
                           &out)) {
         return NULL;
     }
     int dimensions = PyArray_NDIM(column);
     npy_intp width = PyArray_ITEMSIZE(column);
     int is_right = dimensions >= 2 && is_number(PyArray_DESCR(column)) && is_number(PyArray_DESCR(out)) &&
-                   PyArray_NDIM(leads) == 1 && is_plain((PyObject *)leads, 8, PyArray_DIM(leads, 0), 0) &&
+                   PyArray_NDIM(excluded) == 1 && is_plain((PyObject *)excluded, 8, PyArray_DIM(excluded, 0), 0) &&
                    PyArray_IS_C_CONTIGUOUS(out) && PyArray_ISWRITEABLE(out);
     for (int i = dimensions - 1; is_right && i > 1; i--) { /* a row must have no gaps */
         is_right = PyArray_STRIDE(column, i) == width || PyArray_DIM(column, i) == 1;
         width *= PyArray_DIM(column, i);
     }
-    int64_t last = -1, count = is_right ? PyArray_DIM(leads, 0) : 0, all = 0;
-    const int64_t *numbers = PyArray_DATA(leads);
+    int64_t last = -1, count = is_right ? PyArray_DIM(excluded, 0) : 0, all = 0;
+    const int64_t *numbers = PyArray_DATA(excluded);
     if (is_right) {
         all = PyArray_DIM(column, 0) * PyArray_DIM(column, 1);
         is_right = width > 0 && count <= all && PyArray_NBYTES(out) == (all - count) * width;
@@ -368,7 +370,7 @@ static PyObject *lane_rows(PyObject *Py_UNUSED(module), PyObject *args)
         .lanes = PyArray_DIM(column, 0),
         .times = PyArray_DIM(column, 1),
         .count = count,
-        .leads = numbers,
+        .excluded = numbers,
     };
     char *to = PyArray_BYTES(out);
     Py_BEGIN_ALLOW_THREADS;

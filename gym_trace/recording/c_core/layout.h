@@ -65,7 +65,7 @@ done:
     return known;
 }
 
-/* Returns the keys of a Dict as a tuple; NULL for a Tuple. */
+/* Returns the keys of a Dict as a tuple; NULL for a Tuple, or with an exception. */
 static PyObject *read_keys(PyObject *layout)
 {
     PyObject *keys = PyObject_GetAttrString(layout, "keys");
@@ -110,7 +110,8 @@ static int read_node(PyObject *layout, PyObject *deltas, Tree *tree)
     return known;
 }
 
-/* Reads a layout; deltas are the leaves whose values are followed. Returns 0; -1 with an exception. */
+/* Reads a layout. deltas: the leaves that are stored as changes. Returns -1 with an exception; 0 otherwise, also if the
+ * layout is not supported. */
 static int read_root(PyObject *root, PyObject *deltas, Tree *tree)
 {
     forget_tree(tree);

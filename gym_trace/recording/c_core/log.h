@@ -1,4 +1,4 @@
-/* The log of a slab: everything without a fixed size. */
+/* Appends entries to the log of a slab: values without a fixed size, and ends of episodes. */
 #pragma once
 #include "values.h"
 
@@ -12,12 +12,12 @@ static int64_t nanoseconds(clockid_t clock)
 }
 
 #ifdef __APPLE__
-#define MONOTONIC CLOCK_UPTIME_RAW /* as time.monotonic_ns() */
+#define MONOTONIC CLOCK_UPTIME_RAW /* the clock of time.monotonic_ns() */
 #else
 #define MONOTONIC CLOCK_MONOTONIC
 #endif
 
-/* Writes an entry, its mark last, and ends the log after it. */
+/* Writes an entry, its mark last, and clears the mark of the next entry, which ends the log. */
 static void write_entry(const Py_buffer *buffer, int64_t at, const LogEntry *entry, const void *payload)
 {
     put(buffer, at + ENTRY, payload, entry->length);
@@ -63,12 +63,12 @@ static int append_changes(RowSlab *self, uint32_t column, const Leaf *leaf, cons
 {
     LogEntry entry = {.kind = LOG_CHANGES, .column = column, .a = value->length};
     int64_t width = PyArray_ITEMSIZE(leaf->before);
-    take_changes(PyArray_DATA(leaf->before), value->bytes, (int)width, leaf->changes, value->length,
+    copy_changes(PyArray_DATA(leaf->before), value->bytes, (int)width, leaf->changes, value->length,
                  (char *)(leaf->changes + value->length));
     return append_entry(self, &entry, leaf->changes, value->length * (4 + width));
 }
 
-/* Appends the leaves of an observation or action that belong to the log. Returns 0; -1 with LogFull. */
+/* Appends the texts and changes of an observation or action. Returns 0; -1 with LogFull. */
 static int append_parts(RowSlab *self, const Tree *tree, const Parts *parts)
 {
     uint32_t column = tree->column;

@@ -1,4 +1,4 @@
-/* The type RowSlab. */
+/* Defines the Python type RowSlab. */
 #pragma once
 #include "layout.h"
 #include "rows.h"
@@ -108,7 +108,7 @@ static PyMethodDef methods[] = {
     {"record_result", (PyCFunction)(void (*)(void))record_result, METH_FASTCALL, NULL},
     {"record_packed_action", (PyCFunction)record_packed_action, METH_O, NULL},
     {"record_packed_result", (PyCFunction)record_packed_result, METH_VARARGS, NULL},
-    {"lead", (PyCFunction)lead, METH_O, NULL},
+    {"record_initial", (PyCFunction)record_initial, METH_O, NULL},
     {"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL},
     {"flag", (PyCFunction)flag, METH_VARARGS, NULL},
     {"append", (PyCFunction)(void (*)(void))append, METH_VARARGS | METH_KEYWORDS, NULL},

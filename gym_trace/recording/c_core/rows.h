@@ -25,7 +25,7 @@ static void put_parts(RowSlab *self, int64_t at, const Tree *tree, const Parts *
     put_padded(&self->buffer, at, "", 0, end - at);
 }
 
-/* True if a row fits at an offset, and `log` bytes fit in the log. */
+/* Returns 1 if a row fits at an offset, and `log` bytes fit in the log. */
 static inline int has_room_for(const RowSlab *self, int64_t at, int64_t log)
 {
     return at >= 0 && at >= self->position + RESERVE + log;
@@ -54,14 +54,14 @@ static int read_result(const RowSlab *self, PyObject *observation, PyObject *rew
 }
 
 /* Completes a row with an observation; action and reward are already written.
- * noted, noted_end: its texts in the log. */
-static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t noted, int64_t noted_end)
+ * texts_begin, texts_end: offsets of its texts in the log. */
+static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t texts_begin, int64_t texts_end)
 {
     put_parts(self, at + self->reward + 8, &self->observation, parts, self->done - self->reward - 8);
     complete_row(self, at);
-    self->noted = noted;
-    self->noted_end = noted_end;
-    self->noted_rows = self->rows;
+    self->texts_begin = texts_begin;
+    self->texts_end = texts_end;
+    self->texts_rows = self->rows;
 }
 
 static PyObject *record_result(RowSlab *self, PyObject *const *args, Py_ssize_t count)
@@ -85,16 +85,16 @@ static PyObject *record_result(RowSlab *self, PyObject *const *args, Py_ssize_t 
     if (read_result(self, args[0], args[1], &parts, &reward) < 0) {
         Py_RETURN_FALSE;
     }
-    int64_t at = row_at(self), noted = self->position, noted_end = noted;
+    int64_t at = row_at(self), texts_begin = self->position, texts_end = texts_begin;
     int accepted = self->observation.logs ? has_room_for(self, at, parts.log + 2 * ENTRY) : at >= 0, failed = 0;
     if (accepted) {
         failed = append_parts(self, &self->observation, &parts) < 0;
-        noted_end = self->position;
+        texts_end = self->position;
         failed = failed || (flags && append_flag(self, flags) < 0);
     }
     if (accepted && !failed) {
         put(&self->buffer, at + self->reward, &reward, 8);
-        complete_with(self, at, &parts, noted, noted_end);
+        complete_with(self, at, &parts, texts_begin, texts_end);
     }
     release_parts(&parts);
     return failed ? NULL : PyBool_FromLong(accepted);
@@ -147,7 +147,7 @@ static PyObject *record_packed_result(RowSlab *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *lead(RowSlab *self, PyObject *observation)
+static PyObject *record_initial(RowSlab *self, PyObject *observation)
 {
     Py_buffer bytes;
     if (PyObject_GetBuffer(observation, &bytes, PyBUF_SIMPLE) < 0) {
@@ -184,24 +184,24 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
     }
     LogEntry entry = {
         .kind = LOG_START,
-        .flags = HAS_LEAD,
+        .flags = START_HAS_INITIAL,
         .a = numbers[0],
         .b = numbers[1],
         .c = numbers[2],
         .d = numbers[3],
     };
-    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), noted = self->position;
+    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), texts_begin = self->position;
     if (!self->fast_results || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
         Py_RETURN_FALSE;
     }
     int accepted = has_room_for(self, at, parts.log + entry_bytes(length)), failed = 0;
     if (accepted) {
         failed = append_parts(self, &self->observation, &parts) < 0;
-        int64_t noted_end = self->position;
+        int64_t texts_end = self->position;
         failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length) < 0;
         if (!failed) {
             put_padded(&self->buffer, at, "", 0, self->reward + 8);
-            complete_with(self, at, &parts, noted, noted_end);
+            complete_with(self, at, &parts, texts_begin, texts_end);
             self->ended = 0;
         }
     }

@@ -1,4 +1,4 @@
-/* The state of a slab, and writing to its memory. */
+/* Structures of RowSlab, and functions that write to its memory. */
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -29,7 +29,7 @@ static const int64_t MOST_BYTES = (int64_t)1 << 40;
  * large values are in the log. */
 typedef struct {
     PyArray_Descr *dtype;
-    PyTypeObject *scalar; /* type of its scalars; NULL if it has dimensions or a foreign byte order */
+    PyTypeObject *scalar; /* NumPy type of the value; NULL if it has dimensions or a foreign byte order */
     int dimensions;
     npy_intp shape[MOST_DIMENSIONS];
     int64_t size;                  /* bytes in the row */
@@ -39,7 +39,7 @@ typedef struct {
     uint32_t *changes;             /* buffer for `most` positions, followed by the words */
 } Leaf;
 
-/* A leaf, or an inner node; its children follow it. */
+/* A leaf, or an inner node, which is followed by its children. */
 typedef struct {
     Leaf leaf;
     Py_ssize_t children; /* number of children, or IS_LEAF */
@@ -66,13 +66,13 @@ typedef struct {
     uint64_t tag;                      /* sequence number, shifted to its position in marks */
     unsigned long long sequence, rows;
     long long logged;
-    int64_t at;                    /* offset of the next row */
-    int64_t position;              /* offset of the next log entry; 0: begin() was never called */
-    uint64_t count;                /* number of log entries */
-    int64_t floor, least;          /* record_action() falls back if at is below floor; floor is at least `least` */
-    int64_t result_bytes;          /* log bytes that record_action() leaves for the result */
-    int64_t noted, noted_end;      /* offsets in the log of the texts of the last observation ... */
-    unsigned long long noted_rows; /* ... valid if this many rows are complete */
+    int64_t at;                     /* offset of the next row */
+    int64_t position;               /* offset of the next log entry; 0: begin() was never called */
+    uint64_t count;                 /* number of log entries */
+    int64_t floor, least;           /* record_action() falls back if at is below floor; floor is at least `least` */
+    int64_t result_bytes;           /* log bytes that record_action() leaves for the result */
+    int64_t texts_begin, texts_end; /* offsets in the log of the texts of the last observation */
+    unsigned long long texts_rows;  /* the number of rows at which these offsets are valid */
     char ended, only_floats, fast_actions, fast_results;
 } RowSlab;
 

@@ -1,11 +1,11 @@
-/* The slab as a whole: its memory, free space, and the last row. */
+/* Methods of RowSlab for the whole slab: its memory, free space, and last row. */
 #pragma once
 #include "log.h"
 
 static PyObject *log_entries; /* gym_trace.format.ring.log.entries */
 
-/* Replaces held memory by another memoryview, and steals the reference.
- * Returns -1 with an exception if it is invalid. */
+/* Holds another memoryview instead, whose reference it steals. Returns -1 with an exception if the memory is
+ * invalid. */
 static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory)
 {
     Py_buffer buffer, before = *held_buffer;
@@ -59,7 +59,7 @@ static PyObject *begin(RowSlab *self, PyObject *args)
     begin_memory(&self->buffer, sequence);
     self->sequence = sequence;
     self->tag = (uint64_t)sequence << 32;
-    self->rows = self->count = self->noted_rows = 0;
+    self->rows = self->count = self->texts_rows = 0;
     self->logged = -1;
     self->ended = 0;
     self->only_floats = 1;
@@ -132,7 +132,7 @@ static PyObject *drop(RowSlab *self, PyObject *most)
     }
     commit(&self->buffer, at + COMMIT_AT, 0);
     self->position = at;
-    self->noted_rows = at < self->noted_end ? 0 : self->noted_rows;
+    self->texts_rows = at < self->texts_end ? 0 : self->texts_rows;
     self->count = count;
     self->logged = count ? (long long)row : -1;
     set_floor(self);
@@ -170,11 +170,11 @@ static PyObject *last_row(RowSlab *self, PyObject *Py_UNUSED(ignored))
 static PyObject *last_texts(RowSlab *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *texts = PyDict_New();
-    int is_noted = self->rows && self->noted_rows == self->rows;
-    for (int64_t at = self->noted; texts != NULL && is_noted && at + ENTRY <= self->noted_end;) {
+    int is_current = self->rows && self->texts_rows == self->rows;
+    for (int64_t at = self->texts_begin; texts != NULL && is_current && at + ENTRY <= self->texts_end;) {
         const LogEntry *entry = (const LogEntry *)((const char *)self->buffer.buf + at);
         at += entry_bytes(entry->length);
-        if (at > self->noted_end) {
+        if (at > self->texts_end) {
             break;
         }
         if (entry->kind != LOG_VALUE) {

@@ -2,13 +2,13 @@
 #pragma once
 #include "changes.h"
 
-/* True for NumPy's own numeric dtypes, which can be compared and copied without running user code. */
+/* Returns 1 for NumPy's own numeric dtypes, which can be compared and copied without running user code. */
 static inline int is_number(const PyArray_Descr *dtype)
 {
     return PyTypeNum_ISNUMBER(dtype->type_num) || PyTypeNum_ISBOOL(dtype->type_num);
 }
 
-/* True if an array has the dtype and shape of a leaf. */
+/* Returns 1 if an array has the dtype and shape of a leaf. */
 static inline int fits(const Leaf *leaf, PyArrayObject *array)
 {
     PyArray_Descr *dtype = PyArray_DESCR(array);
@@ -69,7 +69,7 @@ static int read_text(PyObject *object, Value *value)
     return length > MOST_TEXT ? -1 : 0;
 }
 
-/* Finds the changes of a large value. */
+/* Finds the changed words of a large value. Returns -1 if Python must store the value. */
 static int read_large(const Leaf *leaf, PyObject *object, Value *value)
 {
     PyArrayObject *array = (PyArrayObject *)object;
@@ -84,7 +84,7 @@ static int read_large(const Leaf *leaf, PyObject *object, Value *value)
 }
 
 /* Reads a value that has exactly the type of its leaf.
- * Returns -1 for any other, and holds nothing: Python handles it. */
+ * Returns -1, without holding a reference, for any other value: Python handles it. */
 static int read_value(const Leaf *leaf, PyObject *object, Value *value)
 {
     value->held = NULL;
@@ -121,13 +121,13 @@ static int read_value(const Leaf *leaf, PyObject *object, Value *value)
     return 0;
 }
 
-/* Returns the bytes of a text as MessagePack. */
+/* Returns the size of a text as MessagePack. */
 static inline int64_t text_bytes(int64_t length)
 {
     return length + (length < 32 ? 1 : length < 256 ? 2 : 3);
 }
 
-/* Returns the log bytes of a value. */
+/* Returns the bytes that a value takes in the log. */
 static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
 {
     if (leaf->dtype != NULL && !leaf->large) {
@@ -137,7 +137,7 @@ static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
     return entry_bytes(bytes);
 }
 
-/* The leaves of an observation or action. */
+/* The values of the leaves of an observation or action. */
 typedef struct {
     Value values[MOST_NODES];
     int count;
@@ -151,7 +151,7 @@ static void release_parts(Parts *parts)
     }
 }
 
-/* True if looking up a str or int in a dict runs no user code. */
+/* Returns 1 if looking up a str or int in a dict runs no user code. */
 static int has_plain_keys(PyObject *dict)
 {
     Py_ssize_t at = 0;
@@ -164,8 +164,9 @@ static int has_plain_keys(PyObject *dict)
     return 1;
 }
 
-/* Finds the values of the leaves below a node; runs no user code. Returns -1 if the value has another structure. */
-static int take_apart(const Tree *tree, int *next, PyObject *object, PyObject **leaves, int *count)
+/* Appends the values of the leaves below a node to leaves; runs no user code.
+ * Returns -1 if the value has another structure. */
+static int find_leaves(const Tree *tree, int *next, PyObject *object, PyObject **leaves, int *count)
 {
     const Node *node = &tree->nodes[(*next)++];
     if (node->children == IS_LEAF) {
@@ -187,7 +188,7 @@ static int take_apart(const Tree *tree, int *next, PyObject *object, PyObject **
             PyErr_Clear();
             return -1;
         }
-        if (take_apart(tree, next, part, leaves, count) < 0) {
+        if (find_leaves(tree, next, part, leaves, count) < 0) {
             return -1;
         }
     }
@@ -199,11 +200,11 @@ static int take_apart(const Tree *tree, int *next, PyObject *object, PyObject **
 static int leaves_of(const Tree *tree, PyObject *object, PyObject **leaves)
 {
     int next = 0, count = 0;
-    return !tree->count || take_apart(tree, &next, object, leaves, &count) < 0 ? -1 : count;
+    return !tree->count || find_leaves(tree, &next, object, leaves, &count) < 0 ? -1 : count;
 }
 
-/* Reads a value whose leaves all have exactly their types.
- * Returns -1 for any other, and holds nothing: Python handles it. */
+/* Reads an observation or action whose leaves all have exactly their types.
+ * Returns -1, without holding a reference, for any other: Python handles it. */
 static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
 {
     PyObject *leaves[MOST_NODES];
@@ -244,7 +245,7 @@ static int read_reward(const RowSlab *self, PyObject *reward, double *number)
     return -1;
 }
 
-/* True if testing the truth of an object runs no user code. */
+/* Returns 1 if testing the truth of an object runs no user code. */
 static inline int is_plain_flag(PyObject *flag)
 {
     return PyBool_Check(flag) || Py_TYPE(flag) == &PyBoolArrType_Type;

@@ -12,7 +12,7 @@ from gym_trace.data.packing import pack
 from gym_trace.data.values import Packed
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format.ring import log
-from gym_trace.format.ring.log import CONTINUE, END, FLAG, HAS_LEAD, LEAD, START, STOP
+from gym_trace.format.ring.log import CONTINUE, END, FLAG, INITIAL, START, START_HAS_INITIAL, STOP
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.row_slab import EXACT_INTEGERS
 from gym_trace.recording.recorder import Phase, Recorder, State
@@ -117,7 +117,7 @@ class EpisodeRecorder:
             return
         recorder.thread = threading.get_ident()
         clocks = start.utc, start.monotonic
-        flags = HAS_LEAD * (initial is not None)
+        flags = START_HAS_INITIAL * (initial is not None)
         self.slabs.log(START, start.reset_record, flags, 0, start.episode, start.seed, *clocks)
         if recorder.failed:
             return
@@ -134,14 +134,14 @@ class EpisodeRecorder:
         self._state = PAUSED if state is OPEN else state
         slabs.make_space_for_initial()
         packed = slabs.put(observation)
-        slabs.log(LEAD, b"", 0, 0, first_step)
+        slabs.log(INITIAL, b"", 0, 0, first_step)
         if not slabs.is_begun:
             return
         self._run = (slabs.next_row(), first_step)
         self._open(packed)
 
     def _open(self, observation: bytes) -> None:
-        self.slabs.slab.lead(observation)
+        self.slabs.slab.record_initial(observation)
         self._state = OPEN
         self._release()
 

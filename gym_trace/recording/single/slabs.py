@@ -18,9 +18,9 @@ from gym_trace.format.ring.log import (
     CHANGES,
     CONTINUE,
     END,
-    HAS_LEAD,
     REWARD_TYPE,
     START,
+    START_HAS_INITIAL,
     STOP,
     VALUE,
     WHOLE,
@@ -113,7 +113,7 @@ class RowSlabs:
             raise UnstorableValue(
                 f"a step takes {row_bytes} bytes; at most {memory.MOST_SLAB_BYTES // 2} can be recorded"
             )
-        self._decoder = RowDecoder(layout.form.described())
+        self._decoder = RowDecoder(layout.offsets.described())
         self.packers = RowPackers(layout, self, recorder)
 
     def reset(self) -> None:
@@ -176,7 +176,7 @@ class RowSlabs:
 
     def new_ring(self, slab_bytes: int) -> memory.Ring:
         size = max(self._slab_bytes, slab_bytes)
-        return self.recorder.new_ring(memory.ROWS, self.layout.form.described(), 1, size)
+        return self.recorder.new_ring(memory.ROWS, self.layout.offsets.described(), 1, size)
 
     def submit(self) -> None:
         slab, out = self.slab, self.recorder.out
@@ -384,8 +384,8 @@ def observed_in(slab: RowSlab) -> Observed:
     return Observed(slab.last_row(), {column: (VALUE, text) for column, text in slab.last_texts().items()})
 
 
-def is_carried(entry: log.Entry, rows: int) -> bool:
+def is_carried(entry: log.LogEntry, rows: int) -> bool:
     """Return True if an entry belongs to the row after the first `rows` rows."""
     if entry.row < rows or entry.kind in (STOP, END, CONTINUE, REWARD_TYPE):
         return False
-    return entry.kind != START or bool(entry.flags & HAS_LEAD)
+    return entry.kind != START or bool(entry.flags & START_HAS_INITIAL)

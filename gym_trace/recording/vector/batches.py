@@ -14,7 +14,7 @@ from gym_trace.data.layout import Layout, Leaf, as_kept, integers_fit, taken_apa
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.errors import raise_if_of_signal
-from gym_trace.format.ring.segment import Rows
+from gym_trace.format.ring.segment import ColumnRows
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.vector.lanes import Lanes, is_on_device, taken_rows
 
@@ -33,7 +33,7 @@ class BatchPacker:
         self._leaves = list(layout.leaves())
         self._usual = [(leaf.dtype, (lanes.recorded, *leaf.shape)) for leaf in self._leaves]
 
-    def step(self, value: Any, buffers: list[Any]) -> list[Rows]:
+    def step(self, value: Any, buffers: list[Any]) -> list[ColumnRows]:
         """Return the rows of the recorded lanes at a step.
 
         buffers: output arrays, one per leaf; returned if all rows fit.
@@ -46,7 +46,7 @@ class BatchPacker:
             raise_if_of_signal(error)
             return self.single(self._lanes.rows(self._one_per_lane(value, self._lanes.count)))
 
-    def _of_step(self, leaf: Leaf, part: Any, usual: Any, buffer: Array | None) -> Rows:
+    def _of_step(self, leaf: Leaf, part: Any, usual: Any, buffer: Array | None) -> ColumnRows:
         part = self._lanes.rows(part)
         if buffer is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
             buffer[...] = part
@@ -62,7 +62,7 @@ class BatchPacker:
             raise_if_of_signal(error)
             return False
 
-    def batch(self, value: Any, chosen: Array | None, count: int) -> list[Rows]:
+    def batch(self, value: Any, chosen: Array | None, count: int) -> list[ColumnRows]:
         """Return the chosen rows of a batch of count rows; None: all of them."""
         try:
             parts = self._layout.split(value)
@@ -74,7 +74,7 @@ class BatchPacker:
             values = self._one_per_lane(value, count)
             return self.single(values if chosen is None else [values[row] for row in chosen])
 
-    def single(self, values: list[Any]) -> list[Rows]:
+    def single(self, values: list[Any]) -> list[ColumnRows]:
         """Return rows of values, one per lane."""
         columns = zip(*[taken_apart(self._layout, value) for value in values])
         return [self._stacked(leaf, list(column)) for leaf, column in zip(self._leaves, columns)]
@@ -86,7 +86,7 @@ class BatchPacker:
             raise ValueError(f"{len(values)} values for {count} lanes")
         return values
 
-    def _rows(self, leaf: Leaf, part: Any, count: int) -> Rows:
+    def _rows(self, leaf: Leaf, part: Any, count: int) -> ColumnRows:
         if leaf.dtype is not None:
             part = array = self._recorder.plain(leaf.label, part)
             plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
@@ -105,7 +105,7 @@ class BatchPacker:
             raise LookupError
         return self._stacked(leaf, list(part))
 
-    def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
+    def _stacked(self, leaf: Leaf, values: list[Any]) -> ColumnRows:
         if leaf.dtype is None:
             return [self._recorder.packed(leaf.label, value) for value in values]
         arrays = [as_kept(self._recorder.plain(leaf.label, value), leaf) for value in values]

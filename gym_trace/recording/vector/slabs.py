@@ -14,15 +14,15 @@ from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP, after_step
-from gym_trace.format.ring.lanes.contents import LaneEvents
 from gym_trace.format.ring.lanes.decoder import LazySegment, decoded, pending_of
 from gym_trace.format.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
+from gym_trace.format.ring.lanes.events import LaneEvents
 from gym_trace.format.ring.lanes.layout import LaneLayout, row_bytes
 from gym_trace.format.ring.lanes.writer import LaneWriter, OutputBuffers, Step, buffers_of_no_slab, log_bytes_for
 from gym_trace.format.ring.log import LogFull
 from gym_trace.format.ring.memory import LANES, MOST_SLAB_BYTES, Ring
-from gym_trace.format.ring.segment import Rows
-from gym_trace.recording.core import LANE_PASSES, LaneSlab
+from gym_trace.format.ring.segment import ColumnRows
+from gym_trace.recording.core import LANE_LOOPS, LaneSlab
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.recorder import Recorder, State, largest_row
 from gym_trace.storage.interrupts import held_back
@@ -127,7 +127,7 @@ class LaneSlabs:
     def _decoded(self, writer: LaneWriter) -> tuple[list[LazySegment], LaneState]:
         """Return the segments of a slab, and the state of the lanes after it."""
         with held_back():  # libraries replace the exception of a signal handler by their own
-            contents = LaneEvents(self._layout, writer.sequence, writer.memory, passes=LANE_PASSES)
+            contents = LaneEvents(self._layout, writer.sequence, writer.memory, loops=LANE_LOOPS)
             return decoded(self._layout, contents, self._first_state or LaneState.initial(self._count))
 
     def switch_slab(self) -> None:
@@ -221,12 +221,12 @@ class LaneSlabs:
         self.state = State.WAITING
         self.slab.disable_fast_path()  # the next step must look at it
 
-    def record_actions(self, actions: list[Rows]) -> None:
+    def record_actions(self, actions: list[ColumnRows]) -> None:
         """Record the actions of the next step. The slab owns them from now on."""
         self._put(LaneWriter.record_actions, actions)
         self.state = State.IDLE  # the slab is waiting
 
-    def pending_actions(self) -> list[Rows] | None:
+    def pending_actions(self) -> list[ColumnRows] | None:
         """Return the actions of a step that has not returned, one per leaf; None without one."""
         return None if self._writer is None else self._writer.pending_actions()
 

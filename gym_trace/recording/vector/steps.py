@@ -18,9 +18,9 @@ from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP
-from gym_trace.format.ring.lanes.entries import More, Reset
+from gym_trace.format.ring.lanes.entries import Reset, StepExtras
 from gym_trace.format.ring.lanes.writer import Step
-from gym_trace.format.ring.segment import Rows
+from gym_trace.format.ring.segment import ColumnRows
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.recorder import Recorder, State, using_recorder
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
@@ -95,7 +95,7 @@ class LaneSteps:
         recorder.attach(self.slabs, self.slabs, lazy)
         self._observations = BatchPacker(observation, self._spaces[0], self._lanes, recorder)
         self._actions = BatchPacker(action, self._spaces[1], self._lanes, recorder)
-        self.annotations: dict[str, Rows] = {}  # annotations of the next step
+        self.annotations: dict[str, ColumnRows] = {}  # annotations of the next step
         recorder.save_at_exit(self)
 
     # -- resets -------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class LaneSteps:
         return True
 
     @using_recorder
-    def record_result(self, result: Result, annotations: dict[str, Rows]) -> None:
+    def record_result(self, result: Result, annotations: dict[str, ColumnRows]) -> None:
         """Record the results of a step with further values, or after slab.record_result() returned False."""
         slabs = self.slabs
         if not slabs.slab.is_waiting:  # the process forked within the step
@@ -189,7 +189,7 @@ class LaneSteps:
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         try:
             buffers = slabs.output_buffers()
-            packed_rewards: Rows = buffers.rewards
+            packed_rewards: ColumnRows = buffers.rewards
             terminated, truncated = buffers.terminations, buffers.truncations
             terminated[...] = plain_array(self._lanes.rows(terminations))
             truncated[...] = plain_array(self._lanes.rows(truncations))
@@ -221,9 +221,11 @@ class LaneSteps:
         except Exception as error:
             self._warn_skipped("observations and infos of a step", error)
             return
-        more = More(finals=finals, infos=step_infos, reset_infos=reset_infos, notes=annotations, ids=ids, kept=kept)
+        extras = StepExtras(
+            finals=finals, infos=step_infos, reset_infos=reset_infos, annotations=annotations, ids=ids, keep_mask=kept
+        )
         actions = slabs.pending_actions() or []
-        slabs.add(Step(utc, monotonic, packed_observations, actions, packed_rewards, terminated, truncated, more))
+        slabs.add(Step(utc, monotonic, packed_observations, actions, packed_rewards, terminated, truncated, extras))
 
     def annotate(self, values: Mapping[str, Any]) -> None:
         """Record further values with the next step, each with one row per lane.
@@ -257,7 +259,7 @@ class LaneSteps:
             raise ValueError(f"{flags.size} flags for {self._lanes.count} lanes")
         return np.flatnonzero(flags)
 
-    def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
+    def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[ColumnRows]]:
         """Return the last observations of lanes that were reset in the same step."""
         numbers = self._lanes.of(ended)
         finals = last_of(infos, FINAL_OBSERVATION, self._lanes.count)
@@ -279,7 +281,7 @@ class LaneSteps:
             raise ValueError(f"rewards of shape {rewards.shape}")
         return rewards
 
-    def _packed_rewards(self, rewards: Array) -> Rows:
+    def _packed_rewards(self, rewards: Array) -> ColumnRows:
         """Return a copy of rewards as rows."""
         if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
             buffer = self.slabs.reward_buffer(rewards.dtype)

@@ -19,7 +19,7 @@ from gym_trace.errors import InvalidOption, TraceError, UnstorableValue, told
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.rewrite import ColumnEdits, SourceChunk
 from gym_trace.format.ring.chunk_builder import add_reward_sums
-from gym_trace.format.ring.segment import Rows
+from gym_trace.format.ring.segment import ColumnRows
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 from gym_trace.recording.provenance import policy_name
@@ -279,7 +279,7 @@ class _Computed:
         self._function = function
         self._type: tuple[str, int] | None = None  # type of the rows, and the first episode
 
-    def rows(self, episode: Episode) -> Rows:
+    def rows(self, episode: Episode) -> ColumnRows:
         """Return the rows of an episode, checked. Raises InvalidOption, UnstorableValue, TraceError."""
         rows = self._call(episode)
         if isinstance(rows, (str, bytes, Mapping, Set)):
@@ -328,11 +328,11 @@ class _ComputedRows:
 
     def __init__(self, columns: list[_Computed]):
         self._columns = columns
-        self._rows: dict[tuple[int, int], tuple[int, dict[ColumnPath, Rows]]] = {}  # by episode that continues
+        self._rows: dict[tuple[int, int], tuple[int, dict[ColumnPath, ColumnRows]]] = {}  # by episode that continues
 
     def __call__(self, source: Source, chunk: SourceChunk, owner: Array) -> SourceChunk:
         kept = np.ones(len(owner), np.bool_) if chunk.kept is None else chunk.kept
-        pieces: dict[ColumnPath, list[Rows]] = {}
+        pieces: dict[ColumnPath, list[ColumnRows]] = {}
         for i in np.flatnonzero(kept & (chunk.table["steps"] > 0)).tolist():
             row, first, steps = int(owner[i]), int(chunk.table["first_step"][i]), int(chunk.table["steps"][i])
             key = id(source.reader), row
@@ -353,7 +353,7 @@ class _ComputedRows:
             table["reward_sum"][kept] = sums["reward_sum"]
         return chunk._replace(table=table, stored=None, changed=changed)
 
-    def _computed(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, Rows]]:
+    def _computed(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, ColumnRows]]:
         """Return the first stored step of an episode, and its rows from that step on."""
         is_lost, index = bool(source.reader.parts.first_step_lost[row]), int(source.indices[row])
         episode = source.trace[index]
@@ -365,14 +365,14 @@ class _ComputedRows:
         return episode.first_step - is_lost, rows
 
 
-def _joined(pieces: list[Rows]) -> Rows:
+def _joined(pieces: list[ColumnRows]) -> ColumnRows:
     arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
     if len(arrays) == len(pieces):
         return np.concatenate(arrays)
     return [value for piece in pieces if isinstance(piece, list) for value in piece]
 
 
-def _unknown_row(rows: Rows) -> Rows:
+def _unknown_row(rows: ColumnRows) -> ColumnRows:
     """Return a row for a step whose observation is lost: NaN, 0 or None."""
     if isinstance(rows, list):
         return [pack(None)]

@@ -260,15 +260,15 @@ class _Mender:
             run = self._runs.get(episode)
             continues = run is not None and run.continues
             follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
-            if steps and not flags & wire.LEADS and not follows and not self._examination.start_dropped(episode):
+            if steps and not flags & wire.HAS_INITIAL and not follows and not self._examination.start_dropped(episode):
                 orphans.append(i)
                 self._report_gap(episode, run, first)
-            if run is not None and continues and (flags & wire.LEADS or i in orphans[-1:]):
+            if run is not None and continues and (flags & wire.HAS_INITIAL or i in orphans[-1:]):
                 broken.append((episode, run))
             if flags & wire.ENDS:
                 self._runs.pop(episode, None)
                 self._ended[lane] = episode, first + steps
-            elif steps or flags & wire.LEADS:
+            elif steps or flags & wire.HAS_INITIAL:
                 self._runs[episode] = _Run(first + steps, lane, not flags & wire.STOPS)
             elif run is not None and flags & wire.STOPS:
                 self._runs[episode] = run._replace(continues=False)
@@ -285,7 +285,7 @@ class _Mender:
         fragments = fragments.copy()
         ids, steps = fragments["episode"][orphans].tolist(), fragments["first_step"][orphans].tolist()
         self.orphans += [self._examination.lost_steps(episode, first, 1) for episode, first in zip(ids, steps)]
-        fragments["flags"][orphans] |= wire.LEADS
+        fragments["flags"][orphans] |= wire.HAS_INITIAL
         fragments["first_step"][orphans] += 1
         fragments["steps"][orphans] -= 1
         fragments["reward_sum"][orphans] = reward_sums

@@ -541,7 +541,7 @@ class Examination:
         if self._begun is not None:
             self._begun.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
             shown = fragments[[not self.start_dropped(episode) for episode in fragments["episode"].tolist()]]
-        carries = (shown["steps"] > 0) | (shown["flags"] & wire.LEADS > 0)
+        carries = (shown["steps"] > 0) | (shown["flags"] & wire.HAS_INITIAL > 0)
         self._episodes.append(np.unique(shown["episode"][carries]))
         self._report.chunks += 1
         self._report.steps += int(shown["steps"].sum())

@@ -48,7 +48,7 @@ def test_any_slab_gives_trace_errors_or_less_data(
     place = tmp_path_factory.mktemp("slabs")
     full = rings.Slab(1)
     for _ in range(rows):
-        full.lead([1, 2, 3])
+        full.record_initial([1, 2, 3])
     memory = bytearray(full.memory)
     memory[64 : 64 + len(slab)] = slab[: len(memory) - 64]
     writer = rings.Writer(place)

@@ -268,7 +268,10 @@ def test_fragments_of_a_ring_equal_those_of_a_chunk(tmp_path: Path) -> None:
     (tmp_path / "b" / "w.ring").unlink()
     (one,), (other,) = open_trace(tmp_path / "r").readers, open_trace(tmp_path / "b").readers
     assert one.fragments[:].tobytes() == other.fragments[:].tobytes()
-    assert one.fragments["flags"].tolist() == [wire.STARTS | wire.LEADS | wire.TERMINATED | wire.STOPS | wire.ENDS] * 2
+    assert (
+        one.fragments["flags"].tolist()
+        == [wire.STARTS | wire.HAS_INITIAL | wire.TERMINATED | wire.STOPS | wire.ENDS] * 2
+    )
     assert open_trace(tmp_path / "r").episodes.tolist() == open_trace(tmp_path / "b").episodes.tolist()
 
 

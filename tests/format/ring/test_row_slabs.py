@@ -14,9 +14,9 @@ from gym_trace.data.layout import Leaf
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format import wire
-from gym_trace.format.ring.log import END, FLAG, LEAD, START, STOP, VALUE, LogFull
+from gym_trace.format.ring.log import END, FLAG, INITIAL, START, STOP, VALUE, LogFull
 from gym_trace.format.ring.row_layout import RowLayout
-from gym_trace.format.ring.rows import HAS_LEAD, RowDecoder
+from gym_trace.format.ring.rows import START_HAS_INITIAL, RowDecoder
 from gym_trace.recording.core import RowSlab
 from gym_trace.recording.reset_record import packed_generator, packed_start
 
@@ -33,14 +33,14 @@ class Slab:
         self.rows.begin(self.memory, SEQUENCE)
 
     def start(self, episode: int) -> Slab:
-        self.rows.append(START, b"\x80", HAS_LEAD, 0, episode, 7, 100, 50)
+        self.rows.append(START, b"\x80", START_HAS_INITIAL, 0, episode, 7, 100, 50)
         return self
 
-    def lead(self, first_step: int | None = None) -> Slab:
+    def initial(self, first_step: int | None = None) -> Slab:
         """first_step: None after a start."""
         if first_step is not None:
-            self.rows.append(LEAD, b"", 0, 0, first_step)
-        self.rows.lead(bytes(self.layout.observation_bytes))
+            self.rows.append(INITIAL, b"", 0, 0, first_step)
+        self.rows.record_initial(bytes(self.layout.observation_bytes))
         return self
 
     def row(self) -> Slab:
@@ -53,14 +53,16 @@ class Slab:
         return self
 
     def decoded(self, memory: Any = None) -> Any:
-        segments, self.pending = RowDecoder(self.layout.form.described()).decode(SEQUENCE, memory or self.memory)
+        segments, self.pending = RowDecoder(self.layout.offsets.described()).decode(SEQUENCE, memory or self.memory)
         assert len(segments) <= 1
         return segments[0] if segments else None
 
     def fragments(self) -> list[tuple[int, int, int, int]]:
         """Return episode, flags, steps and outcome of each fragment; check that the columns have their rows."""
         segment = self.decoded()
-        rows = int(segment.fragments["steps"].sum()) + int(np.count_nonzero(segment.fragments["flags"] & wire.LEADS))
+        rows = int(segment.fragments["steps"].sum()) + int(
+            np.count_nonzero(segment.fragments["flags"] & wire.HAS_INITIAL)
+        )
         assert len(segment.columns.get(("observations",), [])) == rows
         assert len(segment.columns.get(("actions",), [])) == segment.fragments["steps"].sum()
         assert len(segment.columns.get(("rewards",), [])) == segment.fragments["steps"].sum()
@@ -69,52 +71,54 @@ class Slab:
 
 
 def test_an_unanswered_last_step_does_not_end_the_episode() -> None:
-    slab = Slab().start(0).lead().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
-    assert slab.fragments() == [(0, wire.STARTS | wire.LEADS, 1, 0)]
+    slab = Slab().start(0).initial().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
+    assert slab.fragments() == [(0, wire.STARTS | wire.HAS_INITIAL, 1, 0)]
 
 
 def test_an_answered_last_step_ends_the_episode() -> None:
-    slab = Slab().start(0).lead().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).row().start(1).lead().row()
-    whole = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS | wire.TERMINATED
-    assert slab.fragments() == [(0, whole, 2, Outcome.TERMINATED), (1, wire.STARTS | wire.LEADS, 1, 0)]
+    slab = (
+        Slab().start(0).initial().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).row().start(1).initial().row()
+    )
+    whole = wire.STARTS | wire.HAS_INITIAL | wire.STOPS | wire.ENDS | wire.TERMINATED
+    assert slab.fragments() == [(0, whole, 2, Outcome.TERMINATED), (1, wire.STARTS | wire.HAS_INITIAL, 1, 0)]
 
 
 def test_log_entries_of_a_missing_row_are_dropped() -> None:
-    slab = Slab().start(0).lead().row()
+    slab = Slab().start(0).initial().row()
     slab.rows.record_packed_action(bytes(LAYOUT.action_bytes))
     slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).rows.drop(1)
-    slab.mark(STOP).mark(END, 0, Outcome.CUT).start(1).lead().row()
+    slab.mark(STOP).mark(END, 0, Outcome.CUT).start(1).initial().row()
     assert slab.fragments() == [
-        (0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0),
+        (0, wire.STARTS | wire.HAS_INITIAL | wire.STOPS, 1, 0),
         (0, wire.STOPS | wire.ENDS, 0, Outcome.CUT),
-        (1, wire.STARTS | wire.LEADS, 1, 0),
+        (1, wire.STARTS | wire.HAS_INITIAL, 1, 0),
     ]
     assert slab.pending == []
 
 
 def test_steps_after_a_missing_step_are_a_new_part() -> None:
-    slab = Slab().start(0).lead().row().mark(STOP).lead(1).row().row()
-    assert slab.fragments() == [(0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0), (0, wire.LEADS, 2, 0)]
+    slab = Slab().start(0).initial().row().mark(STOP).initial(1).row().row()
+    assert slab.fragments() == [(0, wire.STARTS | wire.HAS_INITIAL | wire.STOPS, 1, 0), (0, wire.HAS_INITIAL, 2, 0)]
 
 
 def test_a_run_without_a_stop_before_the_next_start_is_complete() -> None:
-    slab = Slab().start(0).lead().lead(0).row().lead(3).start(1).lead().row()
+    slab = Slab().start(0).initial().initial(0).row().initial(3).start(1).initial().row()
     assert slab.fragments() == [
-        (0, wire.STARTS | wire.LEADS | wire.STOPS, 0, 0),
-        (0, wire.LEADS | wire.STOPS, 1, 0),
-        (0, wire.LEADS | wire.STOPS, 0, 0),
-        (1, wire.STARTS | wire.LEADS, 1, 0),
+        (0, wire.STARTS | wire.HAS_INITIAL | wire.STOPS, 0, 0),
+        (0, wire.HAS_INITIAL | wire.STOPS, 1, 0),
+        (0, wire.HAS_INITIAL | wire.STOPS, 0, 0),
+        (1, wire.STARTS | wire.HAS_INITIAL, 1, 0),
     ]
 
 
 def test_an_episode_without_its_first_observation_has_no_rows() -> None:
     slab = Slab()
     slab.rows.append(START, b"\x80", 0, 0, 0, 7, 100, 50)
-    slab.mark(END, 0, Outcome.CUT).start(1).lead().row()
+    slab.mark(END, 0, Outcome.CUT).start(1).initial().row()
     assert slab.fragments() == [
         (0, wire.STARTS, 0, 0),
         (0, wire.STOPS | wire.ENDS, 0, Outcome.CUT),
-        (1, wire.STARTS | wire.LEADS, 1, 0),
+        (1, wire.STARTS | wire.HAS_INITIAL, 1, 0),
     ]
 
 
@@ -125,10 +129,10 @@ def test_an_episode_with_only_a_start_entry_is_skipped() -> None:
 
 
 def test_a_begun_slab_without_rows_is_empty() -> None:
-    slab = Slab().start(0).lead().row()
+    slab = Slab().start(0).initial().row()
     slab.rows.begin(slab.memory, SEQUENCE)  # old contents do not count, although their marks remain
     assert slab.rows.rows == 0
-    assert RowDecoder(LAYOUT.form.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
+    assert RowDecoder(LAYOUT.offsets.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
 
 
 @pytest.mark.parametrize("cut", range(40))
@@ -137,7 +141,7 @@ def test_a_slab_torn_anywhere_keeps_its_complete_rows(cut: int) -> None:
     slab = Slab()
     states = [bytes(slab.memory)]
     flag = partial(slab.mark, FLAG, wire.TERMINATED, Outcome.TERMINATED)
-    for write in (lambda: slab.start(0).lead(), slab.row, slab.row, slab.row, flag, slab.row):
+    for write in (lambda: slab.start(0).initial(), slab.row, slab.row, slab.row, flag, slab.row):
         write()
         states.append(bytes(slab.memory))
     before, after = states[cut % 6], states[cut % 6 + 1]
@@ -165,7 +169,7 @@ def _marks_of(before: bytes, after: bytes) -> set[int]:
 
 
 def test_an_unanswered_action_is_pending_with_its_odd_values() -> None:
-    slab = Slab().start(0).lead().row()
+    slab = Slab().start(0).initial().row()
     slab.mark(VALUE, column=1, payload=pack("left"))
     slab.rows.record_packed_action(bytes(LAYOUT.action_bytes))
     assert len(slab.decoded().columns["actions",]) == 1
@@ -173,7 +177,7 @@ def test_an_unanswered_action_is_pending_with_its_odd_values() -> None:
 
 
 def test_an_entry_that_leaves_no_space_for_a_row_raises() -> None:
-    slab = Slab().start(0).lead()
+    slab = Slab().start(0).initial()
     room = 0
     while slab.rows.has_room(room):
         room += 8

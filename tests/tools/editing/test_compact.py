@@ -282,7 +282,7 @@ def write_with_origins(directory: Path, origins: Any, ids: list[int]) -> None:
         if path[0] in ("observations", "actions", "rewards")
     }
     fragments["steps"] = 1
-    fragments["flags"] = wire.LEADS | wire.STOPS
+    fragments["flags"] = wire.HAS_INITIAL | wire.STOPS
     writer = BatchFiles(LocalStorage(directory), {k: v for k, v in schema.items() if k != "batch"}, 1, False)
     writer.write(fragments, columns)
     writer.close({})

@@ -429,7 +429,7 @@ def test_the_lanes_of_a_chunk_are_repaired_independently(tmp_path):
         table["lane"] = table["episode"] = [0, 1]
         table["steps"] = steps = [2, 3]
         table["first_step"] = first = [2 * number, 3 * number]
-        table["flags"] = (wire.STARTS | wire.LEADS if number == 0 else 0) | (wire.STOPS if number == 4 else 0)
+        table["flags"] = (wire.STARTS | wire.HAS_INITIAL if number == 0 else 0) | (wire.STOPS if number == 4 else 0)
         numbers = np.concatenate([np.arange(f, f + s) for f, s in zip(first, steps)])
         seen = np.concatenate([np.arange(f + (number > 0), f + s + 1) for f, s in zip(first, steps)])
         observations = np.repeat(seen[:, None], 3, axis=1).astype(np.float32)
@@ -518,7 +518,7 @@ def test_a_step_in_progress_at_close_is_the_same_after_repair(
 def test_steps_after_the_end_of_their_episode_are_the_same_after_repair(tmp_path: Path) -> None:
     fragments = np.zeros(3, wire.FRAGMENT)  # like those of recorders closed during a step
     fragments["steps"], fragments["first_step"] = (2, 0, 1), (0, 2, 2)
-    fragments["flags"] = (wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS, 0)
+    fragments["flags"] = (wire.STARTS | wire.HAS_INITIAL, wire.STOPS | wire.ENDS, 0)
     fragments["outcome"][1], fragments["seed"] = 4, wire.NO_SEED
     recorded(tmp_path / "t", 1)
     schema = open_trace(tmp_path / "t").readers[0].schema

@@ -177,7 +177,7 @@ class MonitorRun:
         table["episode"] = numbers
         table["first_step"] = [results.lengths[i] for i in numbers]
         table["reward_sum"] = [results.rewards[i] for i in numbers]
-        table["flags"] = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
+        table["flags"] = wire.STARTS | wire.HAS_INITIAL | wire.STOPS | wire.ENDS
         table["outcome"] = _NO_OUTCOME
         table["seed"] = wire.NO_SEED
         starts = [_ns(begins[i]) for i in numbers]

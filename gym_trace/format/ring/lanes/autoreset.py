@@ -1,4 +1,4 @@
-"""Autoreset modes: who resets an environment after an episode, and what that means for a step.
+"""Autoreset modes: who resets an environment after an episode, and when.
 
 The modes are those of Gymnasium's vector environments; single environments use the same terms:
 
@@ -21,7 +21,7 @@ MODES = (NEXT_STEP, SAME_STEP, DISABLED)  # the C core numbers them by their ind
 def after_step(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
     """Classify a step of each lane. All arrays are boolean, with one element per lane.
 
-    A lane in an unknown state is known again after the next end.
+    The state of a lane may be unknown; it is known again after the next end of an episode.
 
     Args:
         open_: an episode is open before the step.
@@ -29,13 +29,13 @@ def after_step(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[A
         ended: the step reports the end of an episode.
 
     Returns:
-        known (the state of the lane is known), resets (the step is a reset); and after the step, open_ and pending.
+        known (the state of the lane is known), resets (the step is a reset), and open_ and pending after the step.
     """
     resets, open_ = pending, open_ | pending
-    over = ended & ~pending
+    ends = ended & ~pending
     if mode == SAME_STEP:
-        return open_ | over, over & ~open_, open_ | over, np.zeros_like(over)
-    return open_, resets, open_ & ~over, over if mode == NEXT_STEP else np.zeros_like(over)
+        return open_ | ends, ends & ~open_, open_ | ends, np.zeros_like(ends)
+    return open_, resets, open_ & ~ends, ends if mode == NEXT_STEP else np.zeros_like(ends)
 
 
 def after_steps(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:

@@ -1,7 +1,6 @@
-"""The entries in the log of a slab of lanes, each with its writer and its reader (docs/FORMAT.md, section 8).
+"""Pack and unpack the entries in the log of a slab of lanes (docs/FORMAT.md, section 8).
 
-Everything that is not in the columns is MessagePack. Malformed entries raise CorruptTrace, LookupError, TypeError,
-ValueError or AttributeError.
+Payloads are MessagePack. Malformed ones raise CorruptTrace, LookupError, TypeError, ValueError or AttributeError.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.ring.chunk_builder import joined_rows
 from gym_trace.format.ring.lanes.layout import LaneLayout
-from gym_trace.format.ring.segment import Rows
+from gym_trace.format.ring.segment import ColumnRows
 
 NOTHING = pack({})  # an empty row of the column "starts"
 _START = b"\x81" + pack("reset_info")
 
-OddRows = Mapping[int, Rows]  # rows that do not fit the columns, by the number of their leaf
+OddRows = Mapping[int, ColumnRows]  # rows that do not fit their column, by the number of the leaf
 
 # The state of a lane.
 LANE = np.dtype(
@@ -35,7 +34,7 @@ LANE = np.dtype(
         ("reserved", "?"),
         ("episode", "<i8"),
         ("steps", "<i8"),  # steps of the episode so far, including skipped ones
-        ("utc", "<i8"),  # time of the start
+        ("utc", "<i8"),  # start of the episode
         ("monotonic", "<i8"),
         ("seed", "<i8"),  # as in the fragment table
     ]
@@ -47,9 +46,9 @@ def start_with_info(info: bytes) -> bytes:
     return _START + pack(info)
 
 
-def taken(rows: Rows, places: Array) -> Rows:
+def rows_at(rows: ColumnRows, indices: Array) -> ColumnRows:
     """Return rows at the given indices."""
-    return rows.take(places, axis=0) if isinstance(rows, np.ndarray) else [rows[place] for place in places.tolist()]
+    return rows.take(indices, axis=0) if isinstance(rows, np.ndarray) else [rows[i] for i in indices.tolist()]
 
 
 class End(NamedTuple):
@@ -64,7 +63,7 @@ class Reset(NamedTuple):
     """A reset of some or all lanes. Arrays and lists have one entry per reset lane."""
 
     lanes: Array
-    observations: list[Rows]  # one entry per leaf
+    observations: list[ColumnRows]  # one entry per leaf
     seeds: Array  # as in the fragment table
     starts: list[bytes]  # rows of the column "starts"
     ids: Array | None  # with filters: episode ids; -1: not recorded
@@ -97,20 +96,20 @@ class Reset(NamedTuple):
         )
 
 
-class More(NamedTuple):
-    """The parts of a step of all lanes that are not in the columns."""
+class StepExtras(NamedTuple):
+    """The data of a step of all lanes that is not in the columns."""
 
     observations: OddRows = MappingProxyType({})  # rows that do not fit the columns
-    rewards: Rows | None = None  # if they do not fit the column
-    finals: tuple[Array, list[Rows]] | None = None  # lanes reset in this step, and their last observations
+    rewards: ColumnRows | None = None  # if they do not fit the column
+    finals: tuple[Array, list[ColumnRows]] | None = None  # lanes reset in this step, and their last observations
     infos: list[bytes] | None = None  # infos of the steps, one per lane
     reset_infos: list[bytes] | None = None  # infos of the resets, one per lane
-    notes: Mapping[str, Rows] = MappingProxyType({})  # annotations
+    annotations: Mapping[str, ColumnRows] = MappingProxyType({})  # annotations
     ids: Array | None = None  # with filters: id of the starting episode of each lane, or -1
-    kept: Array | None = None  # with filters: True for lanes whose step is kept
+    keep_mask: Array | None = None  # with filters: True for lanes whose step is kept
 
     def packed(self) -> bytes:
-        """Pack the parts; empty without any."""
+        """Pack the extras; return b"" without any."""
         given: dict[str, Any] = {}
         if self.observations:
             given["observations"] = dict(self.observations)
@@ -123,18 +122,18 @@ class More(NamedTuple):
             if self.reset_infos is not None and self.reset_infos is not self.infos:
                 pairs = zip(self.infos, self.reset_infos)
                 given["reset_infos"] = {lane: other for lane, (info, other) in enumerate(pairs) if other is not info}
-        if self.notes:
-            given["annotations"] = dict(self.notes)
-        if self.ids is not None and self.kept is not None:
+        if self.annotations:
+            given["annotations"] = dict(self.annotations)
+        if self.ids is not None and self.keep_mask is not None:
             begun = np.flatnonzero(self.ids >= 0)
-            given["kept"], given["begun"] = self.kept, [begun, self.ids[begun]]
+            given["kept"], given["begun"] = self.keep_mask, [begun, self.ids[begun]]
         return pack(given) if given else b""
 
     @classmethod
-    def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout) -> More:
+    def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout) -> StepExtras:
         given, count = unpack(payload), layout.lanes
         _demand(isinstance(given, dict))
-        finals = infos = reset_infos = ids = kept = None
+        finals = infos = reset_infos = ids = keep_mask = None
         if "finals" in given:
             lanes, rows = given["finals"]
             finals = _lanes(lanes, count), _all_rows(rows, len(lanes), layout.observation_leaves)
@@ -145,7 +144,7 @@ class More(NamedTuple):
                 for lane, info in given["reset_infos"].items():
                     reset_infos[_number(lane, count)] = bytes(info)
         if "kept" in given:
-            kept, ids = _typed(given["kept"], "|b1", count), np.full(count, -1)
+            keep_mask, ids = _typed(given["kept"], "|b1", count), np.full(count, -1)
             begun, episodes = given["begun"]
             ids[_lanes(begun, count)] = _typed(episodes, "<i8", len(begun))
         return cls(
@@ -156,11 +155,11 @@ class More(NamedTuple):
             reset_infos,
             {str(name): _rows(rows, count) for name, rows in given.get("annotations", {}).items()},
             ids,
-            kept,
+            keep_mask,
         )
 
 
-NO_MORE = More()
+NO_EXTRAS = StepExtras()
 
 
 def packed_actions(odd: OddRows) -> bytes:
@@ -173,10 +172,10 @@ def unpacked_actions(payload: bytes | memoryview, layout: LaneLayout) -> OddRows
 
 
 class Observed(NamedTuple):
-    """Last observations of lanes."""
+    """The last observations of some lanes."""
 
     lanes: Array
-    observations: list[Rows]  # one entry per leaf, with one row per lane in lanes
+    observations: list[ColumnRows]  # one entry per leaf, with one row per lane in lanes
 
 
 class LaneState(NamedTuple):
@@ -184,21 +183,21 @@ class LaneState(NamedTuple):
 
     lanes: Array  # dtype LANE
     episodes: int  # episodes started so far
-    recent: tuple[Observed, ...]  # the last observations of all lanes, and those of later resets
+    recent: tuple[Observed, ...]  # last observations: of all lanes, then of lanes that were reset since
 
     @classmethod
     def initial(cls, count: int) -> LaneState:
         """Return the initial state, with all lanes unknown."""
         return cls(np.zeros(count, LANE), 0, ())
 
-    def observed(self, lanes: Array) -> list[Rows]:
+    def observed(self, lanes: Array) -> list[ColumnRows]:
         """Return the last observations of lanes."""
-        places, total = np.zeros(len(self.lanes), np.int64), 0
+        positions, total = np.zeros(len(self.lanes), np.int64), 0
         for own, _ in self.recent:
-            places[own] = total + np.arange(len(own))
+            positions[own] = total + np.arange(len(own))
             total += len(own)
         columns = zip(*[observations for _, observations in self.recent])
-        return [taken(joined_rows(column) if len(column) > 1 else column[0], places[lanes]) for column in columns]
+        return [rows_at(joined_rows(column) if len(column) > 1 else column[0], positions[lanes]) for column in columns]
 
     def packed(self, with_observations: bool) -> bytes:
         """Pack the state. with_observations: later steps may start a run with the last observation."""
@@ -221,7 +220,7 @@ class LaneState(NamedTuple):
         return cls(lanes, given["episodes"], recent)
 
 
-# -- checks of what is read --------------------------------------------------------------------------------------------
+# -- checks of unpacked values -----------------------------------------------------------------------------------------
 
 
 def _malformed() -> CorruptTrace:
@@ -257,14 +256,14 @@ def _values(values: Any, count: int) -> list[bytes]:
     return list(values)
 
 
-def _rows(rows: Any, count: int) -> Rows:
+def _rows(rows: Any, count: int) -> ColumnRows:
     if isinstance(rows, np.ndarray):
         _demand(type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.shape[:1] == (count,))
         return rows
     return _values(rows, count)
 
 
-def _all_rows(rows: Any, count: int, leaves: Sequence[Leaf]) -> list[Rows]:
+def _all_rows(rows: Any, count: int, leaves: Sequence[Leaf]) -> list[ColumnRows]:
     _demand(isinstance(rows, list) and len(rows) == len(leaves))
     return [_rows(column, count) for column in rows]
 

@@ -17,7 +17,7 @@ from gym_trace.format.wire import aligned
 
 REWARDS, TERMINATIONS, TRUNCATIONS = ("rewards",), ("terminations",), ("truncations",)
 REWARD_BYTES = 8  # reserved per reward; types other than float64 may use less
-_NARROW = 16  # bytes; narrower rows are ordered by time
+_NARROW = 16  # bytes; rows up to this size are ordered by time first
 _STEP_BYTES = REWARD_BYTES + 2  # per lane and step, without observation and action
 _MOST_LEAVES, _MOST_DIMENSIONS = 1 << 16, 32
 _MOST_NUMBER = 1 << 32  # limit of the number of a lane
@@ -34,17 +34,17 @@ class _LaneField(NamedTuple):
 class LaneLayout:
     """The columns of a slab, and the offset of its log.
 
-    Each column is stored by lane, then by time, or the reverse. Narrow rows are ordered by time first: writing
-    each to its own cache line at every step takes longer than reordering many rows later.
+    A column is ordered by lane, then by time, or the reverse. Narrow rows are ordered by time first, because writing
+    each row to a cache line of its own at every step takes longer than reordering many rows later.
 
     Attributes:
         lanes: number of lanes.
         times: maximum number of steps in a slab.
         mode: autoreset mode.
         filtered: True if single steps may be skipped.
-        numbers: the lanes' numbers in the environment, if only these are recorded; None: 0, 1, 2 …
+        numbers: the lanes' numbers in the environment, if only some are recorded; None: 0, 1, 2 …
         observation_leaves, action_leaves: leaves of one lane.
-        log: offset of the log, which takes the rest of the slab.
+        log: offset of the log, which extends to the end of the slab.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ def dtype_of(code: int) -> np.dtype[Any]:
 
 
 def row_bytes(leaves: list[Leaf]) -> int:
-    """Return the bytes of one lane's step in the columns. leaves: of observation and action."""
+    """Return the bytes that one step of one lane takes in the columns. leaves: those of observation and action."""
     return _STEP_BYTES + sum(leaf.row_size for leaf in leaves)
 
 
@@ -159,5 +159,5 @@ def _numbers(plain: list[Any], lanes: int) -> Array:
         raise CorruptTrace("invalid numbers of lanes in a ring layout")
     numbers = np.array(plain, np.int64)
     if (np.diff(numbers) <= 0).any():
-        raise CorruptTrace("numbers of lanes in a ring layout that do not ascend")
+        raise CorruptTrace("numbers of lanes in a ring layout do not ascend")
     return numbers

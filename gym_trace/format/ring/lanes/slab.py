@@ -1,4 +1,4 @@
-"""Write usual steps of all lanes to a slab as they happen."""
+"""The fast path of vector environments: write steps of all lanes to a slab as they happen."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ import numpy as np
 
 from gym_trace.data.layout import Layout, Leaf
 from gym_trace.data.values import Array
-from gym_trace.format.ring.log import ASK, ENTRY, STEP, LogFull, clear, in_use, put, size_of
+from gym_trace.format.ring.log import ACTIONS, ENTRY, STEP, LogFull, clear, in_use, put, size_of
 from gym_trace.format.ring.memory import begin
 
 
 class LaneSlab:
-    """The slab being filled with steps of all lanes, which takes steps that are arrays with the form of the columns.
+    """The slab that is being filled with steps of all lanes.
 
-    record_action() and record_result() are the fast path. They return False, without recording, for all other steps,
-    which go through LaneWriter and append(). _core.LaneSlab is the C twin.
+    record_action() and record_result() are the fast path, for arrays with the dtype and shape of the columns. They
+    return False, without recording, for other steps, which go through LaneWriter and append(). _core.LaneSlab is the
+    C twin.
 
     Args:
         observation, action: layouts of one lane.
         times: maximum number of steps.
-        same_step: in record_result(), decline steps that end an episode.
+        same_step: True: record_result() returns False for steps that end an episode.
 
     Attributes:
         steps: number of complete steps.
-        position, end: where the next log entry goes, and where the log ends.
+        position, end: offsets of the next log entry, and of the end of the log.
         last: record_action() returns False if the log has grown beyond this offset.
         is_waiting: True if the last entry is an action.
-        memory, sequence: of the slab.
+        memory, sequence: memory and sequence number of the slab.
 
-    What an entry changes changes at once, even if a signal interrupts the caller.
+    append() updates position, steps and is_waiting in one statement, so that a signal cannot separate them.
     """
 
     def __init__(self, observation: Layout, action: Layout, times: int, same_step: bool):
@@ -54,7 +55,7 @@ class LaneSlab:
         self.is_waiting, self._is_disabled = False, True
 
     def expect(self, actions: tuple[Array, ...], results: tuple[Array, ...], code: int) -> None:
-        """Set the columns, time first, that the fast path fills, and the type of the rewards among them."""
+        """Set the columns, time first, that the fast path fills. code: type_code() of the rewards."""
         self._actions, self._results, self._code = actions, results, code
 
     def disable_fast_path(self) -> None:
@@ -62,7 +63,7 @@ class LaneSlab:
         self._is_disabled = True
 
     def enable_fast_path(self, until: int) -> None:
-        """Accept steps in record_action(), and results until a time, in nanoseconds of the monotonic clock."""
+        """Let record_action() accept steps, and record_result() until a time in nanoseconds of the monotonic clock."""
         self._until, self._is_disabled = until, False
 
     @in_use
@@ -74,7 +75,7 @@ class LaneSlab:
         batches = _leaves_of(self._action, actions)
         if batches is None or not _put_batches(columns, self.steps, batches):
             return False
-        self.append(ASK)
+        self.append(ACTIONS)
         return True
 
     @in_use
@@ -88,7 +89,7 @@ class LaneSlab:
         if batches is None or not _put_batches(columns, self.steps, [*batches, rewards, terminations, truncations]):
             return False
         if self._same_step and any(column[self.steps].any() for column in columns[-2:]):
-            return False  # last observations must be stored, too
+            return False  # the slow path also stores the last observations
         self.append(STEP, b"", self._code, 0, utc, monotonic)
         return True
 
@@ -105,11 +106,11 @@ class LaneSlab:
         if self.position + size_of(len(payload)) + ENTRY.size > self.end:
             raise LogFull(size_of(len(payload)))
         following = put(self.memory, self.position, mark, step, kind, payload, 0, column, a, 0, c, d)
-        self.position, self._mark, self.steps, self.is_waiting = following, mark, step + (kind == STEP), kind == ASK
+        self.position, self._mark, self.steps, self.is_waiting = following, mark, step + (kind == STEP), kind == ACTIONS
 
 
 def _leaves_of(layout: Layout, value: Any) -> list[Any] | None:
-    """Return the parts of a batch, one per leaf; None if it has another structure. Runs no user code."""
+    """Return the arrays of a batch, one per leaf; None if it has another structure. Runs no user code."""
     if isinstance(layout, Leaf):
         return [value]
     kind, keys, count = type(value), layout.keys, len(layout.children)

@@ -1,4 +1,4 @@
-"""Write whatever happens to lanes to a slab: steps of any values, resets, ends."""
+"""Write events of lanes to a slab: steps with any values, resets and ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array
-from gym_trace.format.ring.lanes.entries import NO_MORE, End, More, OddRows, Reset, packed_actions
+from gym_trace.format.ring.lanes.entries import NO_EXTRAS, End, OddRows, Reset, StepExtras, packed_actions
 from gym_trace.format.ring.lanes.layout import (
     REWARD_BYTES,
     REWARDS,
@@ -19,8 +19,8 @@ from gym_trace.format.ring.lanes.layout import (
     type_code,
 )
 from gym_trace.format.ring.lanes.slab import LaneSlab
-from gym_trace.format.ring.log import ASK, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, STEP, LogFull, size_of
-from gym_trace.format.ring.segment import Rows
+from gym_trace.format.ring.log import ACTIONS, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, STEP, LogFull, size_of
+from gym_trace.format.ring.segment import ColumnRows
 
 _RESERVE = 8 * ENTRY.size  # log bytes reserved for entries without a payload
 _FLOAT = np.dtype("<f8")
@@ -31,16 +31,16 @@ class Step(NamedTuple):
 
     utc: int
     monotonic: int
-    observations: list[Rows]  # one entry per leaf, with one row per lane
-    actions: list[Rows]
-    rewards: Rows
+    observations: list[ColumnRows]  # one entry per leaf, with one row per lane
+    actions: list[ColumnRows]
+    rewards: ColumnRows
     terminations: Array
     truncations: Array
-    more: More = NO_MORE  # without observations and rewards
+    extras: StepExtras = NO_EXTRAS  # LaneWriter.step() sets observations and rewards
 
 
 class OutputBuffers(NamedTuple):
-    """Output arrays for a step, with one row per lane: views of the slab if the step fits."""
+    """Output arrays for a step, with one row per lane: views of the slab, or without a slab arrays of their own."""
 
     time: int  # index of the step in its slab; -1: not in a slab
     observations: list[Array | None]  # one per leaf; None for MessagePack values
@@ -56,18 +56,18 @@ _NO_BUFFERS = OutputBuffers(-1, [], [], np.empty(0), np.empty(0, np.bool_), np.e
 class LaneWriter:
     """Writes any steps of all lanes to a slab. Raises LogFull(bytes) for data that does not fit.
 
-    It also tells the slab which columns its record_action() and record_result() fill: usual steps do not come here.
+    It also sets the columns that the fast path of the slab fills.
 
     Args:
-        slab: a new one; the writer begins it.
-        memory, sequence: of the slab.
+        slab: the slab, which the writer begins.
+        memory, sequence: memory and sequence number of the slab.
         state: packed state of the lanes; empty if unknown.
-        payloads: payloads of the writer before.
+        payloads: payloads of the previous writer.
 
     Attributes:
         slab, sequence, memory: see above.
-        payloads: the most log bytes of actions and of their results so far. The slab counts as full if these would not
-            fit: switching a slab between an action and its result may meet a full disk.
+        payloads: maximum sizes so far of the payload of actions, and of their results. The slab counts as full if these
+            would not fit, because the disk may be full when a slab is switched between an action and its result.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LaneWriter:
     ):
         self._layout, self.slab, self.memory, self.sequence = layout, slab, memory, sequence
         slab.begin(memory, sequence, layout.log)
-        self._foresee(payloads)
+        self._reserve(payloads)
         # Time first, because indexing the first axis is faster than slicing.
         by_time = {path: column.swapaxes(0, 1) for path, column in layout.arrays(memory).items()}
         self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
@@ -89,9 +89,8 @@ class LaneWriter:
         self._flags = by_time[TERMINATIONS], by_time[TRUNCATIONS]
         self._rewards: dict[np.dtype[Any], Array] = {_FLOAT: by_time[REWARDS]}
         self._buffers = _NO_BUFFERS  # of the current step
-        self._odd: tuple[list[Rows], int] | None = (
-            None  # the last actions that are not all in columns, and their log bytes
-        )
+        # The last actions, if they are not all in columns, and their log bytes.
+        self._odd: tuple[list[ColumnRows], int] | None = None
         self._expect_rewards(type_code(_FLOAT))
         if state:
             self._append(STATE, state)
@@ -114,7 +113,7 @@ class LaneWriter:
             return 0
         return ENTRY.size if self._odd is None else self._odd[1]
 
-    def pending_actions(self) -> list[Rows] | None:
+    def pending_actions(self) -> list[ColumnRows] | None:
         """Return the actions without a result, one per leaf; None without any."""
         if not self.slab.is_waiting:
             return None
@@ -151,8 +150,8 @@ class LaneWriter:
             odd = self._put(self._layout.action_leaves, self._actions, actions)
         payload = packed_actions(odd)
         if len(payload) > self.payloads[0]:
-            self._foresee((len(payload), self.payloads[1]))
-        self._append(ASK, payload)
+            self._reserve((len(payload), self.payloads[1]))
+        self._append(ACTIONS, payload)
         self._odd = (actions, size_of(len(payload))) if odd else None
 
     def step(self, step: Step) -> None:
@@ -170,9 +169,9 @@ class LaneWriter:
             flags[0][index], flags[1][index] = step.terminations, step.truncations
         if code and code != self._code:
             self._expect_rewards(code)
-        payload = step.more._replace(observations=odd, rewards=None if code else step.rewards).packed()
+        payload = step.extras._replace(observations=odd, rewards=None if code else step.rewards).packed()
         if len(payload) > self.payloads[1]:
-            self._foresee((self.payloads[0], len(payload)))
+            self._reserve((self.payloads[0], len(payload)))
         self._append(STEP, payload, step.utc, step.monotonic, column=code)
         self._odd = None
 
@@ -188,19 +187,19 @@ class LaneWriter:
         self._odd = None
 
     def _append(self, kind: int, payload: bytes, utc: int = 0, monotonic: int = 0, column: int = 0) -> None:
-        """Append an entry, unless it leaves no room for the reserve."""
+        """Append an entry. Raises LogFull if it has a payload that leaves less than the reserve."""
         if payload and self.slab.left() < len(payload) + _RESERVE:
             raise LogFull(size_of(len(payload)))
         self.slab.append(kind, payload, column, 0, utc, monotonic)
 
-    def _foresee(self, payloads: tuple[int, int]) -> None:
-        """Count the slab as full without room for such payloads; half of the log is used in any case."""
+    def _reserve(self, payloads: tuple[int, int]) -> None:
+        """Count the slab as full without space for such payloads, but reserve at most half of the log."""
         self.payloads = payloads
-        room = min(sum(size_of(payload) for payload in payloads if payload), (self.slab.end - self._layout.log) // 2)
-        self.slab.last = self.slab.end - 2 * _RESERVE - ENTRY.size - room
+        space = min(sum(size_of(payload) for payload in payloads if payload), (self.slab.end - self._layout.log) // 2)
+        self.slab.last = self.slab.end - 2 * _RESERVE - ENTRY.size - space
 
-    def _put(self, leaves: list[Leaf], columns: list[Array | None], rows: list[Rows]) -> dict[int, Rows]:
-        """Copy rows of leaves to their columns, unless they already are views of them; return rows that do not fit."""
+    def _put(self, leaves: list[Leaf], columns: list[Array | None], rows: list[ColumnRows]) -> dict[int, ColumnRows]:
+        """Copy rows to the columns of their leaves, unless they are views of them; return rows that do not fit."""
         odd = {}
         for number, (leaf, column, values) in enumerate(zip(leaves, columns, rows)):
             if column is not None and isinstance(values, np.ndarray):
@@ -212,7 +211,7 @@ class LaneWriter:
             odd[number] = values
         return odd
 
-    def _put_rewards(self, rewards: Rows) -> int:
+    def _put_rewards(self, rewards: ColumnRows) -> int:
         """Copy rewards to their column; return the code of their type, or 0 if they do not fit."""
         if not isinstance(rewards, np.ndarray) or rewards.shape != (self._layout.lanes,):
             return 0
@@ -224,7 +223,7 @@ class LaneWriter:
         return type_code(rewards.dtype)
 
     def _expect_rewards(self, code: int) -> None:
-        """Take rewards of this type as the usual ones."""
+        """Let the fast path accept rewards of this type."""
         self._code, columns = code, (*self._observations, *self._actions)
         if not any(column is None for column in columns):
             results = (*self._observations, self._rewards[dtype_of(code)], *self._flags)
@@ -243,7 +242,7 @@ def log_bytes_for(state: bytes) -> int:
 
 
 def buffers_of_no_slab(layout: LaneLayout) -> OutputBuffers:
-    """Return output arrays outside of a slab, for a step that is not recorded."""
+    """Return output arrays that are not in a slab, for a step that is not recorded."""
     count = layout.lanes
     observations, actions = (
         [None if leaf.dtype is None else np.empty((count, *leaf.shape), leaf.dtype) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Read what happened to lanes from their slab: resets, steps, ends. Reorder rows by lane, then by time, as stored."""
+"""Read the events of lanes from their slab: resets, steps and ends. Reorder rows by lane, then by time, for chunks."""
 
 from __future__ import annotations
 
@@ -13,58 +13,78 @@ from gym_trace.data.packing import pack
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import Path
-from gym_trace.format.ring.lanes.entries import NO_MORE, End, LaneState, More, OddRows, Reset, taken, unpacked_actions
+from gym_trace.format.ring.lanes.entries import (
+    NO_EXTRAS,
+    End,
+    LaneState,
+    OddRows,
+    Reset,
+    StepExtras,
+    rows_at,
+    unpacked_actions,
+)
 from gym_trace.format.ring.lanes.layout import REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, dtype_of
-from gym_trace.format.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entry_at, headers, places
-from gym_trace.format.ring.segment import Rows
+from gym_trace.format.ring.log import (
+    ACTIONS,
+    END_ALL,
+    INTERRUPTED,
+    RESET,
+    STATE,
+    STEP,
+    LogEntry,
+    entry_at,
+    entry_offsets,
+    headers,
+)
+from gym_trace.format.ring.segment import ColumnRows
 
 _LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the processor's caches
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # dtype by size in bytes
 
 
-def lane_rows(column: Array, leads: Array, out: Array) -> None:
-    """Copy the rows of a column, (lanes, times, ...), by lane, then by time. leads: indices to leave out, ascending."""
+def lane_rows(column: Array, excluded: Array, out: Array) -> None:
+    """Copy the rows of a column, (lanes, times, ...), by lane, then by time. excluded: indices to skip, ascending."""
     ordered = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
-    out[...] = np.delete(ordered, leads, axis=0) if len(leads) else ordered
+    out[...] = np.delete(ordered, excluded, axis=0) if len(excluded) else ordered
 
 
-class Passes(NamedTuple):
+class InnerLoops(NamedTuple):
     """Inner loops over a slab: in C for slabs of this process, in Python for rings read from files.
 
     Attributes:
         rows: lane_rows().
-        fragments: the fragments of usual steps, see _Decoding in decoder.py; None: none are usual.
+        fragments: makes the fragments of usual steps, see _Decoding in decoder.py; None: Python makes all fragments.
     """
 
     rows: Callable[[Array, Array, Array], None] = lane_rows
     fragments: Callable[..., tuple[bytearray, bytearray, int] | None] | None = None
 
 
-PYTHON = Passes()
+PYTHON_LOOPS = InnerLoops()
 
 
-class Except(NamedTuple):
-    """All rows, by lane, then by time, except some.
+class AllExcept(NamedTuple):
+    """Selection of all rows except some; rows are ordered by lane, then by time.
 
     Attributes:
-        leads: their indices, ascending.
-        total: number of rows, with those.
+        excluded: indices of the rows that are not selected, ascending.
+        total: number of all rows.
     """
 
-    leads: Array
+    excluded: Array
     total: int
 
     @property
-    def kept(self) -> int:
-        """Number of rows without those."""
-        return self.total - len(self.leads)
+    def remaining(self) -> int:
+        """Number of selected rows."""
+        return self.total - len(self.excluded)
 
     def indices(self) -> Array | None:
-        """Return the indices of the rows; None: all."""
-        if not len(self.leads):
+        """Return the indices of the selected rows; None: all."""
+        if not len(self.excluded):
             return None
         chosen = np.ones(self.total, np.bool_)
-        chosen[self.leads] = False
+        chosen[self.excluded] = False
         return np.flatnonzero(chosen)
 
 
@@ -73,63 +93,68 @@ class Steps(NamedTuple):
 
     Attributes:
         columns: (lanes, times, ...).
-        odd: rows that are not in their column, by time.
-        utc, monotonic, more: of each step.
-        passes: see there.
+        odd: rows that are not in their column, by column and time.
+        utc, monotonic, extras: one per step.
+        loops: see InnerLoops.
     """
 
     columns: dict[Path, Array]
-    odd: dict[Path, dict[int, Rows]]
+    odd: dict[Path, dict[int, ColumnRows]]
     utc: Array
     monotonic: Array
-    more: list[More]
-    passes: Passes
+    extras: list[StepExtras]
+    loops: InnerLoops
 
-    def batch(self, path: Path, time: int) -> Rows:
+    def batch(self, path: Path, time: int) -> ColumnRows:
         """Return the rows of one step, one per lane."""
         odd = self.odd.get(path, {})
         return odd[time] if time in odd else self.columns[path][:, time]
 
-    def batches(self, path: Path) -> list[Rows]:
+    def batches(self, path: Path) -> list[ColumnRows]:
         """Return the rows of each step, one per lane."""
         return [self.batch(path, time) for time in range(len(self.utc))]
 
-    def rows(self, path: Path, chosen: Array | Except) -> Rows:
-        """Return rows by lane, then by time. chosen: indices in that order."""
+    def rows(self, path: Path, chosen: Array | AllExcept) -> ColumnRows:
+        """Return rows by lane, then by time. chosen: indices of the rows in that order."""
         if path in self.odd:
             return by_lane(self.batches(path), chosen)
         column = self.columns[path]
-        if isinstance(chosen, Except) and (len(chosen.leads) or not column.flags.c_contiguous):
-            ordered = np.empty((chosen.kept, *column.shape[2:]), column.dtype)
-            (self.passes.rows if ordered.size else lane_rows)(column, chosen.leads, ordered)
+        if isinstance(chosen, AllExcept) and (len(chosen.excluded) or not column.flags.c_contiguous):
+            ordered = np.empty((chosen.remaining, *column.shape[2:]), column.dtype)
+            (self.loops.rows if ordered.size else lane_rows)(column, chosen.excluded, ordered)
             return ordered
         flat = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
-        return flat if isinstance(chosen, Except) else taken(flat, chosen)
+        return flat if isinstance(chosen, AllExcept) else rows_at(flat, chosen)
 
 
 class LaneEvents:
     """The events in a slab. Arrays may be views of the slab. Raises like gym_trace.format.ring.lanes.entries.
 
     Args:
-        most: number of log entries to read; None: all.
-        passes: see there.
+        most: maximum number of log entries to read; None: all.
+        loops: see InnerLoops.
 
     Attributes:
-        events: what happened, in order.
-        asked: the actions without an answer, one entry per leaf, with one row per lane, or None.
+        events: resets, ends and runs of steps, in order.
+        pending_actions: the actions without a result, one entry per leaf, with one row per lane; None without any.
     """
 
     def __init__(
-        self, layout: LaneLayout, sequence: int, slab: memoryview, most: int | None = None, passes: Passes = PYTHON
+        self,
+        layout: LaneLayout,
+        sequence: int,
+        slab: memoryview,
+        most: int | None = None,
+        loops: InnerLoops = PYTHON_LOOPS,
     ):
-        self._layout, self._slab, self.passes = layout, slab, passes
-        self._places = places(slab, layout.log, len(slab), sequence)[:most]
-        self._log = headers(slab, self._places)
+        self._layout, self._slab, self.loops = layout, slab, loops
+        self._offsets = entry_offsets(slab, layout.log, len(slab), sequence)[:most]
+        self._log = headers(slab, self._offsets)
         kinds = self._log["kind"]
         self._steps = np.flatnonzero(kinds == STEP)
         count = len(self._steps)
         in_order = (self._log["row"][self._steps] == np.arange(count)).all()
-        if not in_order or count > layout.times or not np.append(False, kinds == ASK)[self._steps].all():
+        if not in_order or count > layout.times or not np.append(False, kinds == ACTIONS)[self._steps].all():
             raise CorruptTrace("ring log entries out of order")
         self._columns = layout.arrays(slab)
         for path in (TERMINATIONS, TRUNCATIONS):  # any byte except 0 is true
@@ -142,10 +167,10 @@ class LaneEvents:
             self.events.append(self._event(self._entry(at)))
             begin = end
         self._add_steps(begin, count)
-        self.asked: list[Rows] | None = None
-        if len(kinds) and kinds[-1] == ASK and count < layout.times:
+        self.pending_actions: list[ColumnRows] | None = None
+        if len(kinds) and kinds[-1] == ACTIONS and count < layout.times:
             odd = unpacked_actions(self._entry(-1).payload, layout)
-            self.asked = [
+            self.pending_actions = [
                 odd[number] if number in odd else self._columns[leaf.path][:, count]
                 for number, leaf in enumerate(layout.action_leaves)
             ]
@@ -157,23 +182,23 @@ class LaneEvents:
             return LaneState.initial(self._layout.lanes)
         return LaneState.unpacked(self._entry(stored[0]).payload, self._layout)
 
-    def _entry(self, number: int) -> Entry:
-        return entry_at(self._slab, self._places[number])
+    def _entry(self, number: int) -> LogEntry:
+        return entry_at(self._slab, self._offsets[number])
 
-    def _event(self, entry: Entry) -> Reset | End:
+    def _event(self, entry: LogEntry) -> Reset | End:
         if entry.kind == RESET:
             return Reset.unpacked(entry.payload, self._layout, entry.c, entry.d)
         return End(None if entry.kind == INTERRUPTED else entry.a, entry.c, entry.d)
 
     def _add_steps(self, begin: int, end: int) -> None:
-        """Add the steps from the one with number begin on, if there are any before end."""
+        """Add the steps begin to end, if any, as one event."""
         if begin == end:
             return
         entries, layout = self._steps[begin:end], self._layout
         log, asks = self._log[entries], self._log[entries - 1]
         columns = {path: column[:, begin:end] for path, column in self._columns.items()}
-        odd: dict[Path, dict[int, Rows]] = defaultdict(dict)
-        more = [NO_MORE] * len(log)
+        odd: dict[Path, dict[int, ColumnRows]] = defaultdict(dict)
+        extras = [NO_EXTRAS] * len(log)
         for leaf in (*layout.observation_leaves, *layout.action_leaves):
             if leaf.dtype is None:
                 odd[leaf.path] = {}  # no column
@@ -183,8 +208,8 @@ class LaneEvents:
                 odd[leaves[number].path][time] = rows
 
         for time in np.flatnonzero(log["length"]).tolist():
-            more[time] = More.unpacked(self._entry(entries[time]).payload, layout)
-            add(more[time].observations, layout.observation_leaves, time)
+            extras[time] = StepExtras.unpacked(self._entry(entries[time]).payload, layout)
+            add(extras[time].observations, layout.observation_leaves, time)
         for time in np.flatnonzero(asks["length"]).tolist():
             add(unpacked_actions(self._entry(entries[time] - 1).payload, layout), layout.action_leaves, time)
 
@@ -194,36 +219,36 @@ class LaneEvents:
             columns[REWARDS] = rewards[int(codes[0])]
         else:
             for time, code in enumerate(codes.tolist()):
-                rows = rewards[code][:, time] if code else more[time].rewards
+                rows = rewards[code][:, time] if code else extras[time].rewards
                 if rows is None:
                     raise CorruptTrace("ring step without rewards")
                 odd[REWARDS][time] = rows
-        self.events.append(Steps(columns, odd, log["c"], log["d"], more, self.passes))
+        self.events.append(Steps(columns, odd, log["c"], log["d"], extras, self.loops))
 
 
-# -- rows in the order in which they are stored -----------------------------------------------------------------------
+# -- rows by lane, then by time ---------------------------------------------------------------------------------------
 
 
-def by_lane(batches: Sequence[Rows], chosen: Array | Except) -> Rows:
+def by_lane(batches: Sequence[ColumnRows], chosen: Array | AllExcept) -> ColumnRows:
     """Return rows of batches by lane, then by time. batches: one per time, with one row per lane."""
-    flat: Rows
-    places = chosen.indices() if isinstance(chosen, Except) else chosen
+    flat: ColumnRows
+    positions = chosen.indices() if isinstance(chosen, AllExcept) else chosen
     if _alike(batches):
         stacked = np.ascontiguousarray(np.stack(batches, axis=1))  # np.stack keeps the Fortran order of batches
         flat = stacked.reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
-    return flat if places is None else taken(flat, places)
+    return flat if positions is None else rows_at(flat, positions)
 
 
-def inserted(column: Rows, at: Array, rows: Rows) -> Rows:
-    """Return column with rows inserted, one before each index in `at`."""
+def inserted(column: ColumnRows, at: Array, rows: ColumnRows) -> ColumnRows:
+    """Return a column with one row inserted before each index in `at`."""
     if isinstance(column, np.ndarray) and isinstance(rows, np.ndarray) and _alike([column, rows]):
         return np.insert(column, at, rows, axis=0)
-    kept, more = _packed(column), _packed(rows)
-    for place, row in zip(reversed(at.tolist()), reversed(more)):
-        kept.insert(place, row)
-    return kept
+    packed, more = _packed(column), _packed(rows)
+    for i, row in zip(reversed(at.tolist()), reversed(more)):
+        packed.insert(i, row)
+    return packed
 
 
 def _in_order(stacked: Array) -> Array:
@@ -239,14 +264,14 @@ def _in_order(stacked: Array) -> Array:
 
 
 def _as_words(stacked: Array) -> Array:
-    """View each row as one number, if a type of that size exists: such rows are copied much faster."""
+    """View each row as one number if NumPy has a type of that size: it copies such rows much faster."""
     word = _WORDS.get(stacked.itemsize * math.prod(stacked.shape[2:]))
     if word is None or stacked.ndim != 3:
         return stacked
     return stacked.view(word)[..., 0]
 
 
-def _alike(batches: Sequence[Rows]) -> bool:
+def _alike(batches: Sequence[ColumnRows]) -> bool:
     first = batches[0]
     return isinstance(first, np.ndarray) and all(
         isinstance(batch, np.ndarray) and batch.dtype == first.dtype and batch.shape[1:] == first.shape[1:]
@@ -254,5 +279,5 @@ def _alike(batches: Sequence[Rows]) -> bool:
     )
 
 
-def _packed(batch: Rows) -> list[bytes]:
+def _packed(batch: ColumnRows) -> list[bytes]:
     return [pack(row) for row in batch] if isinstance(batch, np.ndarray) else list(batch)
