@@ -175,7 +175,7 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     ends = np.cumsum([len(part) for part in tables])
     steps = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
     steps_of_tables = np.diff(steps[ends], prepend=0).tolist()
-    begins = ends[:-1]  # of all nonempty tables except the first; np.unique would import numpy.ma
+    begins = ends[:-1]  # starts of all nonempty tables except the first; np.unique would import numpy.ma
     begins = begins[(np.diff(ends) > 0) & (begins > 0)]
     before, after = table[begins - 1], table[begins]
     continues = (before["episode"] == after["episode"]) & (before["flags"] & STOPS == 0)
