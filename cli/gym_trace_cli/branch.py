@@ -1,4 +1,4 @@
-"""gym-trace branch: new episodes from a recorded step on"""
+"""gym-trace branch: new episodes that branch off at a recorded step"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BranchOptions:
     seed: int | None = opt("--seed N", "Reseed environment and policy at the step.", NOT_NEGATIVE)
     output: str = opt("-o, --output DIR", "Directory of the new trace.", PATH, required=True, under="Output")
     on_exist: str = shared(on_exist_option)
-    no_prefix: bool = opt("--no-prefix", "Leave out the repeated steps (unverifiable).")
+    no_prefix: bool = opt("--no-prefix", "Do not record the repeated steps (unverifiable).")
     quiet: bool = shared(quiet_option)
     as_json: bool = shared(json_option)
     recorded: RecordedEnvironment = shared(recorded_environment_options)
@@ -55,8 +55,8 @@ class BranchOptions:
 @trace_argument
 @options_of(BranchOptions)
 def command(directory: str, options: BranchOptions) -> int:
-    """Record new episodes that begin as a recorded one did.
-    From a step on, another policy acts. What if?
+    """Record new episodes that branch off at a recorded step.
+    They repeat the recorded episode up to the step; then another policy acts.
     Every repeated step is compared, bit for bit.
     Exit code 3 if the replay differs.
 
@@ -65,7 +65,7 @@ def command(directory: str, options: BranchOptions) -> int:
     """
     trace = gym_trace.open_trace(directory)
     episode, step = episode_index(trace, options.episode), options.step
-    acting = named_policy(options.policy)
+    policy = named_policy(options.policy)
 
     def report(progress: tuple[int, int]) -> Report:
         done, steps = progress
@@ -78,7 +78,7 @@ def command(directory: str, options: BranchOptions) -> int:
             trace,
             episode,
             step,
-            acting,
+            policy,
             options.output,
             episodes=options.episodes,
             seed=options.seed,
@@ -101,13 +101,13 @@ def command(directory: str, options: BranchOptions) -> int:
 
 def _print(done: Branched, index: int, step: int, policy: str) -> None:
     click.echo(show.printable(f"from step {step} of episode {index} on"))
-    rows = [["recorded", "1", show.returned(done.recorded_return), "", "", "", show.count(done.recorded_length)]]
+    rows = [["recorded", "1", show.return_text(done.recorded_return), "", "", "", show.count(done.recorded_length)]]
     if done.mean is not None and done.min is not None and done.max is not None:
         interval = done.interval()
-        sure = "" if interval is None else " to ".join(map(show.returned, interval))
-        low, high = show.returned(done.min), show.returned(done.max)
-        mean, length = show.returned(done.mean), show.number(float(done.lengths.mean()))
-        rows.append([policy, show.count(len(done.returns)), mean, sure, low, high, length])
+        confidence = "" if interval is None else " to ".join(map(show.return_text, interval))
+        low, high = show.return_text(done.min), show.return_text(done.max)
+        mean, length = show.return_text(done.mean), show.number(float(done.lengths.mean()))
+        rows.append([policy, show.count(len(done.returns)), mean, confidence, low, high, length])
     show.table(["policy", "episodes", "mean return", "95 % interval", "min", "max", "mean steps"], rows)
     if len(done.returns) > 1:
         click.echo("interval of the mean: percentile bootstrap, 10,000 resamples")
@@ -126,5 +126,5 @@ def _plain(done: Branched) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

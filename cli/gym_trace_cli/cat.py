@@ -16,7 +16,7 @@ import gym_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.printable import integer
 from gym_trace_cli import show
-from gym_trace_cli.column_tables import moments_table, notes_of, print_tables, rows_of, varied_row
+from gym_trace_cli.column_tables import moments_table, omissions, print_tables, rows_of, varied_row
 from gym_trace_cli.completion import step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.help import headed, option, section
@@ -27,7 +27,7 @@ from gym_trace_cli.selection import Selection, selection_options
 _FORMATS = ["table", "jsonl", "csv", "npz"]
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
 _FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # shown in one column
-_MOST_NUMBERS = 8  # of an array shown one by one
+_MOST_NUMBERS = 8  # larger arrays are shown as shape, dtype and range
 _LONGEST = 60  # characters of other values
 
 
@@ -49,7 +49,7 @@ def _step_slice(value: str) -> slice:
 @section(
     "Steps",
     option("--steps A:B", "Steps of each episode: 5, 10:20 or -3:.", _step_slice, default=slice(None)),
-    option("--steps-where CONDITION", "Only steps where this holds: 'reward < -5'.", default=None),
+    option("--steps-where CONDITION", "Only matching steps: 'reward < -5'.", default=None),
     option("--context N", "With --steps-where: N steps before and after, too.", click.IntRange(0), default=0),
     option("--columns NAMES", "Columns, e.g. actions,observations/image.", shell_complete=step_columns),
     option("--summary", "One line per column: min, mean, max, NaN and a sparkline."),
@@ -77,7 +77,7 @@ def command(
 
     jsonl is lossless (docs/reference/steps.md), csv has one column per number, npz one array
     per column, a table shortens long values. Damaged parts are skipped, listed at
-    the end, and exit with 5; npz has all or nothing.
+    the end, and exit with 5; npz is written whole or not at all.
 
     \b
     gym-trace cat traces/cartpole --episodes 0 --steps -3:
@@ -98,7 +98,7 @@ def command(
         damage[str(error)] = None
 
     table = gym_trace.StepTable(
-        selection.told(trace),
+        selection.view_or_note(trace),
         None if columns is None else [name.strip() for name in columns.split(",")],
         steps=steps,
         where=steps_where,
@@ -156,7 +156,7 @@ def _opened(output: str | None) -> Iterator[Any]:
 
 
 def _print_table(table: gym_trace.StepTable) -> None:
-    """Print these steps; a new table begins where the columns change, as between writers."""
+    """Print the steps; where the columns change, as between writers, a new table begins."""
     number = 0
     for number, (names, parts) in enumerate(
         groupby((_columns(window, table.roots) for window in table.windows()), key=tuple), 1
@@ -172,9 +172,9 @@ def _print_table(table: gym_trace.StepTable) -> None:
 def _print_summary(table: gym_trace.StepTable, as_json: bool, out: TextIO) -> None:
     """Print one line per column of numbers, and one per column of other values."""
     with ProgressLine() as line:
-        found = table.statistics(lambda done: line.update(show.count(done, "step")))
-    measured, varied, notes = [], [], []
-    for leaf in sorted(found, key=lambda leaf: _ORDER.index(leaf["column"].partition("/")[0])):
+        leaves = table.statistics(lambda done: line.update(show.count(done, "step")))
+    measured, varied, omitted = [], [], []
+    for leaf in sorted(leaves, key=lambda leaf: _ORDER.index(leaf["column"].partition("/")[0])):
         if as_json:
             out.write(json.dumps(leaf, allow_nan=False) + "\n")
             continue
@@ -183,34 +183,34 @@ def _print_summary(table: gym_trace.StepTable, as_json: bool, out: TextIO) -> No
             varied.append(varied_row(label, leaf))
         else:
             measured += rows_of(label, leaf)
-        notes += notes_of(label, leaf, "rows are not numbers of this shape")
+        omitted += omissions(label, leaf, "rows are not numbers of this shape")
     if not as_json:
         tables = [moments_table(measured, ("min", "mean", "max", "nan"), "column")]
         print_tables(tables + ([(["column", "distinct", "examples"], varied)] if varied else []), fitted=True)
-        for note in notes:
-            click.echo(note)
+        for line in omitted:
+            click.echo(line)
 
 
 def _columns(window: Any, roots: Sequence[str]) -> dict[str, list[str]]:
-    """Return the text of each column, with a row for the first observation if it is shown."""
-    has_before = window.opens and "observations" in roots
+    """Return the text of each column, with a first row for the initial observation if it is shown."""
+    has_initial = window.opens and "observations" in roots
     first, index = window.first_step, str(window.episode.index)
     columns = {
-        "episode": [index] * (window.steps + has_before),
-        "step": ["-"] * has_before + [str(first + i) for i in range(window.steps)],
+        "episode": [index] * (window.steps + has_initial),
+        "step": ["-"] * has_initial + [str(first + i) for i in range(window.steps)],
     }
     for path in sorted(window.columns, key=lambda path: _ORDER.index(str(path[0]))):
         rows, name = window.columns[path], "/".join(map(str, path))
         if path[0] == "observations":
-            columns[name] = list(map(_text, rows if has_before else rows[1:]))
+            columns[name] = list(map(_text, rows if has_initial else rows[1:]))
             if window.has_placeholder and window.steps:
                 columns[name][-1] = "not known"
             continue
-        texts = [""] * has_before
+        texts = [""] * has_initial
         if path[0] in _FLAGS:
-            known = columns.get("end", [""] * (window.steps + has_before))[has_before:]
+            ends = columns.get("end", [""] * (window.steps + has_initial))[has_initial:]
             word = _FLAGS[str(path[0])]
-            texts += [" and ".join(filter(None, (before, word * flag))) for before, flag in zip(known, rows.tolist())]
+            texts += [" and ".join(filter(None, (end, word * flag))) for end, flag in zip(ends, rows.tolist())]
             columns["end"] = texts
         else:
             columns[name] = texts + list(map(_text, rows))

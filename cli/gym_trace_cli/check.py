@@ -17,7 +17,7 @@ from gym_trace_cli.progress import ProgressLine
 if TYPE_CHECKING:
     from gym_trace.results import CheckReport, LostSteps, RepairReport
 
-_LISTED = 20  # runs of lost steps that are named one by one
+_LISTED = 20  # runs of lost steps that are printed one by one
 
 
 @headed("check")
@@ -27,8 +27,8 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     """Read every byte of a trace and locate damage by file and byte.
     Exit code: 0 intact, 5 damaged.
 
-    Traces of killed writers (torn end, unsealed batch) are not damaged, only noted.
-    Damage that parity restores is listed apart: no step is lost by it.
+    Torn ends and unsealed batches of killed writers are notes, not damage.
+    Damage that parity restores is listed separately; it loses no step.
 
     \b
     gym-trace check traces/cartpole
@@ -37,26 +37,27 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
         report = gym_trace.check_trace(directory, on_progress=progress.update_bytes)
     is_damaged = bool(report.damages or report.healed)
     if as_json:
-        show.json_line({"directory": directory, **_checked(report)})
+        show.json_line({"directory": directory, **_check_json(report)})
         return DAMAGED if is_damaged else FINE
     for damage in (*report.damages, *report.healed):
         click.echo(show.damage(*damage))
     if not quiet:
-        for remark in report.remarks:
-            click.echo(f"note: {show.printable(remark)}")
-        read = f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: " if report.files else ""  # else rings
+        for note in report.remarks:
+            click.echo(f"note: {show.printable(note)}")
+        # A trace of rings alone has no files to count.
+        read = f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: " if report.files else ""
         click.echo(
             f"{read}{show.count(report.chunks, 'chunk')}, {show.count(report.episodes, 'episode')}, "
             f"{show.count(report.steps, 'step')} can be read"
         )
     if report.damages:
-        again = show.command("repair", directory, "-o", "NEW")
-        click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
+        command = show.command("repair", directory, "-o", "NEW")
+        click.echo(f"{show.count(len(report.damages), 'damaged place')}; {command} saves the rest")
     if report.healed:
-        again = f"{show.command('repair', directory, '--in-place')} writes them back"
+        fix = f"{show.command('repair', directory, '--in-place')} writes them back"
         if is_url(directory):
-            again = f"{show.command('pull', directory, 'NEW')} writes them into the copy"
-        click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {again}")
+            fix = f"{show.command('pull', directory, 'NEW')} writes them into the copy"
+        click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {fix}")
     if is_damaged:
         return DAMAGED
     if not quiet:
@@ -96,10 +97,10 @@ def repair(directory: str, output: str | None, in_place: bool, salvage: bool, qu
     with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
     if as_json:
-        show.json_line(_repaired(report))
+        show.json_line(_repair_json(report))
         return FINE if report.writers else ERROR
-    for remark in report.found.remarks:
-        click.echo(f"note: {show.printable(remark)}")
+    for note in report.found.remarks:
+        click.echo(f"note: {show.printable(note)}")
     _print_losses(report)
     if not report.writers:
         click.echo(f"no readable episode; {show.printable(output)} not written")
@@ -127,21 +128,21 @@ def _heal(directory: str, quiet: bool, as_json: bool) -> int:
     if report.unprotected:
         click.echo(f"note: {show.count(len(report.unprotected), 'file')} without parity, written by an older release")
     if report.hopeless:
-        again = show.command("repair", directory, "-o", "NEW")
-        click.echo(f"{show.count(len(report.hopeless), 'place')} beyond parity; {again} saves the rest")
-    restored = show.count(len(report.healed), "place") if report.healed else "nothing"
+        command = show.command("repair", directory, "-o", "NEW")
+        click.echo(f"{show.count(len(report.hopeless), 'damaged place')} beyond parity; {command} saves the rest")
+    restored = show.count(len(report.healed), "damaged place") if report.healed else "nothing"
     click.echo(f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: {restored} restored")
     return code
 
 
-def _checked(report: CheckReport) -> dict[str, Any]:
+def _check_json(report: CheckReport) -> dict[str, Any]:
     """Return the report as plain data."""
     counts = {name: getattr(report, name) for name in ("files", "bytes", "chunks", "episodes", "steps")}
     found = {name: [damage._asdict() for damage in getattr(report, name)] for name in ("damages", "healed")}
     return counts | found | {"remarks": report.remarks}
 
 
-def _repaired(report: RepairReport) -> dict[str, Any]:
+def _repair_json(report: RepairReport) -> dict[str, Any]:
     def plain(runs: list[LostSteps]) -> list[dict[str, Any]]:
         return [run._asdict() for run in runs]
 
@@ -154,41 +155,41 @@ def _repaired(report: RepairReport) -> dict[str, Any]:
             {"damage": loss.damage._asdict(), "exact": loss.exact, "steps": plain(loss.steps)} for loss in report.losses
         ],
         "salvaged": [
-            {"damage": kept.damage._asdict(), "columns": kept.columns, "steps": plain(kept.steps)}
-            for kept in report.salvaged
+            {"damage": chunk.damage._asdict(), "columns": chunk.columns, "steps": plain(chunk.steps)}
+            for chunk in report.salvaged
         ],
         "orphans": plain(report.orphans),
-        "found": _checked(report.found),
+        "found": _check_json(report.found),
     }
 
 
 def _print_losses(report: RepairReport) -> None:
-    costly = [loss.damage for loss in report.losses] + [kept.damage for kept in report.salvaged]
+    with_losses = [loss.damage for loss in report.losses] + [chunk.damage for chunk in report.salvaged]
     for damage in report.found.damages:
-        if damage not in costly:
+        if damage not in with_losses:
             click.echo(f"{show.damage(*damage)} (no step is lost by it)")
     for loss in report.losses:
         click.echo(show.damage(*loss.damage))
         _print_steps(loss.steps)
         if not loss.exact:
             click.echo(f"  lost: {'more ' if loss.steps else ''}unidentified steps")
-    for kept in report.salvaged:
-        click.echo(show.damage(*kept.damage))
-        click.echo(show.printable(f"  kept without {', '.join(kept.columns)}"))
-        _print_steps(kept.steps, "without them")
+    for chunk in report.salvaged:
+        click.echo(show.damage(*chunk.damage))
+        click.echo(show.printable(f"  kept without {', '.join(chunk.columns)}"))
+        _print_steps(chunk.steps, "without them")
     if report.orphans:
-        click.echo("skipped, because the observation before them is lost:")
+        click.echo("skipped steps, as the observation before them is lost:")
         _print_steps(report.orphans)
     if not (report.losses or report.salvaged):
         click.echo("nothing is lost")
 
 
-def _print_steps(runs: list[LostSteps], what: str = "lost") -> None:
+def _print_steps(runs: list[LostSteps], label: str = "lost") -> None:
     for run in runs[:_LISTED]:
         last = run.first_step + run.steps - 1
         steps = f"step {last}" if run.steps == 1 else f"steps {run.first_step} to {last}"
-        click.echo(f"  {what}: episode {run.episode_id} of {run.writer}, {steps}")
+        click.echo(f"  {label}: episode {run.episode_id} of {run.writer}, {steps}")
     if len(runs) > _LISTED:
         rest = runs[_LISTED:]
         steps = show.count(sum(run.steps for run in rest), "step")
-        click.echo(f"  {what}: {steps} more of {show.count(len({run[:2] for run in rest}), 'episode')}")
+        click.echo(f"  {label}: {steps} more of {show.count(len({run[:2] for run in rest}), 'episode')}")

@@ -18,8 +18,8 @@ _COUNTED = ("count", "nan", "inf")
 _NARROWEST, _WIDEST = 8, 40  # characters of a sparkline
 
 
-def index(place: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, place))}]" if place else ""
+def index(indices: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, indices))}]" if indices else ""
 
 
 def rows_of(label: str, leaf: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -29,14 +29,14 @@ def rows_of(label: str, leaf: dict[str, Any]) -> list[tuple[str, dict[str, Any]]
     return [(f"{label}{index(known['index'])}", known) for known in leaf["dimensions"][:MOST_ROWS]]
 
 
-def notes_of(label: str, leaf: dict[str, Any], of: str = "rows do not fit the space") -> list[str]:
-    """Return what the rows of a leaf leave out."""
-    notes = []
+def omissions(label: str, leaf: dict[str, Any], misfits: str = "rows do not fit the space") -> list[str]:
+    """Return a line about the dimensions that the table omits, and one about rows that were not counted."""
+    lines = []
     if (more := len(leaf.get("dimensions", ())) - MOST_ROWS) > 0:
-        notes.append(f"{label}: {show.count(more)} more dimensions, see --json")
+        lines.append(f"{label}: {show.count(more)} more dimensions, see --json")
     if leaf["misfits"]:
-        notes.append(f"{label}: {show.count(leaf['misfits'])} of {show.count(leaf['rows'])} {of}")
-    return notes
+        lines.append(f"{label}: {show.count(leaf['misfits'])} of {show.count(leaf['rows'])} {misfits}")
+    return lines
 
 
 def varied_row(label: str, leaf: dict[str, Any]) -> list[str]:
@@ -52,7 +52,7 @@ def print_tables(tables: Iterable[Table], fitted: bool = False) -> None:
 
 
 def moments_table(measured: list[tuple[str, dict[str, Any]]], names: Sequence[str], heading: str = "") -> Table:
-    """Return these statistics; nan and inf also if there are any, and on a terminal a sparkline as wide as fits."""
+    """Return a table of the named statistics, of nan and inf if they occur, and on a terminal of sparklines."""
     missing = [name for name in ("nan", "inf") if name not in names and any(known[name] for _, known in measured)]
     names = [*names, *missing]
     headings = [heading, *names]
@@ -60,11 +60,11 @@ def moments_table(measured: list[tuple[str, dict[str, Any]]], names: Sequence[st
         [label, *(show.count(known[name]) if name in _COUNTED else number(known[name]) for name in names)]
         for label, known in measured
     ]
-    if not show.draws() or not any(known["curve"] for _, known in measured):
+    if not show.can_chart() or not any(known["curve"] for _, known in measured):
         return headings, rows
     widths = [max(map(len, column)) for column in zip(headings, *rows)]
-    room = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
-    width = min(max(room, _NARROWEST), _WIDEST)
+    remaining = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
+    width = min(max(remaining, _NARROWEST), _WIDEST)
     return [*headings, OVER_TIME], [
         [*row, show.curve(known["curve"], width)] for row, (_, known) in zip(rows, measured)
     ]

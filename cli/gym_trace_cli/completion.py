@@ -12,17 +12,17 @@ from pathlib import Path
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, add_completion_class
 
-_MOST = 200  # directories, or modules, to search
+_MOST = 200  # directories, or modules, that are searched
 _REGISTERING = ("ale_py", "minigrid")  # packages that register environments on import
 _POLICIES = ("random", "sb3:", "onnx:", "run:")
 _LAST_NAME = re.compile(r"[\w./]*$")
-_PLAIN = re.compile(r"[\w./][\w./:@%+,=-]*")  # names that no shell reads as anything else
+_PLAIN = re.compile(r"[\w./][\w./:@%+,=-]*")  # no special characters of a shell
 _TRACE = (".manifest.jsonl", ".gtb", ".gtb.part")
 
 
 @add_completion_class
 class Bash(BashComplete):
-    """Completion in bash, which inserts what it gets as it is: quote it like the word that was begun."""
+    """Completion in bash. Bash inserts values unquoted, so they are quoted like the word typed so far."""
 
     source_template = BashComplete.source_template.replace("read type", "read -r type").replace(
         "($value)", '("$value")'
@@ -45,13 +45,13 @@ def _quoted(value: str, quote: str) -> str:
 
 @add_completion_class
 class Fish(FishComplete):
-    """Completion in fish, of values with commas, too."""
+    """Completion in fish; values may have commas."""
 
     source_template = FishComplete.source_template.replace('string split ","', 'string split -m 1 ","')
 
 
 def _items(names: Iterable[str], start: str = "") -> list[CompletionItem]:
-    """Return the names that begin like this; those of files may be made to run something, so only plain ones."""
+    """Return the plain names that begin with start. A shell could execute parts of another name."""
     return [CompletionItem(name) for name in names if name.startswith(start) and _PLAIN.fullmatch(name)]
 
 
@@ -66,10 +66,11 @@ class TraceDirectory(click.Path):
         except OSError:
             names = []
         names = [name for name in names if start or not name.startswith(".")]
-        shown = [os.path.join(head, name) if head or name[0] != "-" else f"./{name}" for name in names]  # no option
-        if shown and len(shown) <= _MOST and all(name.isprintable() and _is_trace(name) for name in shown):
-            return [CompletionItem(path) for path in shown]
-        return [CompletionItem(incomplete, type="dir")]  # the shell completes paths itself, also after a slash
+        # Without "./", a name that begins with "-" would be an option.
+        paths = [os.path.join(head, name) if head or name[0] != "-" else f"./{name}" for name in names]
+        if paths and len(paths) <= _MOST and all(path.isprintable() and _is_trace(path) for path in paths):
+            return [CompletionItem(path) for path in paths]
+        return [CompletionItem(incomplete, type="dir")]  # the shell completes paths
 
 
 def _is_trace(path: str) -> bool:
@@ -94,7 +95,7 @@ def environment_ids(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Policy kinds, and functions of modules in the current directory, which are not imported."""
+    """Policy kinds, and functions in modules of the current directory, found without importing them."""
     return _items([*_POLICIES, *(() if incomplete.startswith(_POLICIES) else _functions_here())], incomplete)
 
 
@@ -120,7 +121,7 @@ def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     """Columns of the trace typed so far."""
     import gym_trace
 
-    typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # click keeps it there in an incomplete line
+    typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # in an incomplete line, click leaves it in args
     try:
         names = gym_trace.StepTable.columns_of(str(typed))
     except (OSError, gym_trace.errors.TraceError):

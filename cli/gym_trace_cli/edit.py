@@ -37,7 +37,7 @@ def _fractions(value: str) -> dict[str, float]:
 
 
 def _pair(value: str, form: str, example: str, may_be_empty: bool = False) -> tuple[str, str]:
-    """Split LEFT=RIGHT. form, example: of the option, for the error. may_be_empty: RIGHT may be."""
+    """Split LEFT=RIGHT. form, example: for the error. may_be_empty: RIGHT may be ""."""
     left, equals, right = value.partition("=")
     if not (left and equals and (right or may_be_empty)):
         raise click.BadParameter(f"{value!r} is not of the form {form}, such as {example}")
@@ -63,7 +63,7 @@ def _new_name(value: str) -> tuple[str, str]:
 
 
 class _Result(NamedTuple):
-    """Destination of an edit, and how its result is reported. in_place: None where the edit makes a new trace only."""
+    """Destination of an edit, and how to report it. in_place: None for edits that always make a new trace."""
 
     output: str | None
     quiet: bool
@@ -71,24 +71,24 @@ class _Result(NamedTuple):
     in_place: bool | None = None
 
     @classmethod
-    def checked(cls, **given: Any) -> _Result:
-        if given["in_place"] == (given["output"] is not None):
+    def checked(cls, **options: Any) -> _Result:
+        if options["in_place"] == (options["output"] is not None):
             raise click.UsageError("pass either -o NEW or --in-place")
-        return cls(**given)
+        return cls(**options)
 
-    def of(self, name: str, *arguments: Any, counts_steps: bool = False, **options: Any) -> Any:
-        """Call a function of gym_trace.edit with a progress line, and return what it returns."""
+    def call(self, name: str, *arguments: Any, counts_steps: bool = False, **options: Any) -> Any:
+        """Call a function of gym_trace.edit with a progress line, and return its result."""
         import gym_trace.edit
 
-        place = {} if self.in_place is None else {"in_place": self.in_place}
+        in_place = {} if self.in_place is None else {"in_place": self.in_place}
         with ProgressLine(quiet=self.quiet) as progress:
             on_progress = progress.counting("step") if counts_steps else progress.update_bytes
             edit = getattr(gym_trace.edit, name)
-            return edit(*arguments, destination=self.output, on_progress=on_progress, **place, **options)
+            return edit(*arguments, destination=self.output, on_progress=on_progress, **in_place, **options)
 
     def report(self, name: str, *arguments: Any, counts_steps: bool = False) -> None:
         """Call a function of gym_trace.edit, and print its report."""
-        report = self.of(name, *arguments, counts_steps=counts_steps)
+        report = self.call(name, *arguments, counts_steps=counts_steps)
         if self.as_json:
             show.json_line(_plain(report))
         else:
@@ -128,8 +128,8 @@ def command() -> None:
 def merge(directories: tuple[str, ...], result: _Result) -> None:
     """Merge several traces into one.
 
-    Parts of a split trace become one again. Duplicate episodes are kept once, and
-    must be equal. Skips episodes that are still being recorded.
+    Parts of a split trace become one again. An episode that is in several traces is
+    kept once, and must be equal in all. Skips episodes that are still being recorded.
 
     \b
     gym-trace edit merge traces/monday traces/tuesday -o traces/all
@@ -150,7 +150,7 @@ def filter_(directory: str, result: _Result, selection: Selection) -> None:
     gym-trace edit filter traces/all -o traces/good --where 'return > 100'
     gym-trace edit filter traces/all -o traces/best --sort -return --limit 10
     """
-    result.report("filter", selection.some(gym_trace.open_trace(directory)))
+    result.report("filter", selection.view_or_error(gym_trace.open_trace(directory)))
 
 
 @command.command("split")
@@ -179,7 +179,7 @@ def split(
         raise click.UsageError("--seed: needs --fractions; pass both")
     if (by == "seed-hash") != (fractions is not None) and by is not None:
         raise click.UsageError("--by seed-hash: needs --fractions; pass both, e.g. --fractions train=0.8,test=0.2")
-    reports = result.of("split", directory, by=by, fractions=fractions, seed=seed or 0)
+    reports = result.call("split", directory, by=by, fractions=fractions, seed=seed or 0)
     if result.as_json:
         show.json_line({name: _plain(report) for name, report in reports.items()})
     for report in () if result.as_json else reports.values():
@@ -228,10 +228,10 @@ def _column_command(name: str, metavar: str, parse: Callable[[str], Any], help: 
         by_name = dict(columns)
         if len(by_name) < len(columns):
             raise click.UsageError("a column is named twice")
-        result.report(name, selection.some(gym_trace.open_trace(directory)), by_name)
+        result.report(name, selection.view_or_error(gym_trace.open_trace(directory)), by_name)
 
 
-_OF_FUNCTIONS = """\
+_FUNCTION_HELP = """\
 M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
 The new trace has the selected episodes, and names the function."""
 _column_command(
@@ -240,7 +240,7 @@ _column_command(
     _column_function,
     f"""Compute rewards, infos or annotations by a function.
 
-{_OF_FUNCTIONS}
+{_FUNCTION_HELP}
 
 \b
 gym-trace edit map traces/all -o traces/clipped rewards=mine:clipped""",
@@ -251,7 +251,7 @@ _column_command(
     _column_function,
     f"""Add annotations that a function computes.
 
-{_OF_FUNCTIONS}
+{_FUNCTION_HELP}
 
 \b
 gym-trace edit add traces/all -o traces/more togo=mine:returns_to_go""",

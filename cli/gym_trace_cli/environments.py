@@ -89,12 +89,12 @@ class NamedEnvironment:
             if num_envs is None:
                 return _wrapped(call_factory(gymnasium.make, {"id": env_id, **env_args}), self.wrappers)
             if self.wrappers:
-                env_args = {**env_args, "wrappers": [named_callable(w) for w in self.wrappers]}
+                env_args = {**env_args, "wrappers": [named_callable(name) for name in self.wrappers]}
             mode = vectorization or "sync"
             vector = {"num_envs": num_envs, "vectorization_mode": mode, "vector_kwargs": vector_kwargs}
             return call_factory(gymnasium.make_vec, {"id": env_id, **vector, **env_args})
         except gymnasium.error.UnregisteredEnv as error:
-            raise EnvironmentUnavailable(f"{env_id}: {_one_line(error)}{_way_to(env_id, error)}") from error
+            raise EnvironmentUnavailable(f"{env_id}: {_one_line(error)}{_hint(env_id, error)}") from error
         except EnvironmentUnavailable:
             raise
         except Exception as error:  # any constructor
@@ -107,7 +107,7 @@ class NamedEnvironment:
         if not isinstance(env, gymnasium.Env):
             env.close()
             raise EnvironmentUnavailable(
-                f"--make {self.factory}: returned {type(env).__name__}, an environment of many agents; record it in "
+                f"--make {self.factory}: returned {type(env).__name__}, a multi-agent environment; record it in "
                 "Python, with gym_trace.pettingzoo.record()"
             )
         if self.max_episode_steps is not None:
@@ -122,19 +122,19 @@ class NamedEnvironment:
 
     @property
     def as_recorded(self) -> tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]] | None:
-        """The factory, its arguments, and the wrappers around what it makes, for the trace; None without one."""
+        """Factory, its arguments, and the wrappers around its environment, for the trace; None without a factory."""
         if self.factory is None:
             return None
-        steps: dict[str, Any] = {"max_episode_steps": self.max_episode_steps}
-        limits = [] if self.max_episode_steps is None else [("gymnasium.wrappers:TimeLimit", steps)]
+        limit: dict[str, Any] = {"max_episode_steps": self.max_episode_steps}
+        limits = [] if self.max_episode_steps is None else [("gymnasium.wrappers:TimeLimit", limit)]
         return self.factory, self.env_args, [*limits, *((name, {}) for name in self.wrappers)]
 
     def replaying(self) -> list[str]:
-        """Return the options that make it again for a trace of it, as words of a command line."""
-        if self.factory is not None and self.wrappers:  # no option names these there
+        """Return the options that rebuild it for a trace of it, as words of a command line."""
+        if self.factory is not None and self.wrappers:  # commands that read a trace have no --wrapper
             return ["--trust"]
-        given = RecordedEnvironment(None, self.factory, tuple(self.env_args.items()), self.imports, False)
-        return given.words() if self.factory is not None else given._replace(env_args=()).words()
+        options = RecordedEnvironment(None, self.factory, tuple(self.env_args.items()), self.imports, False)
+        return options.words() if self.factory is not None else options._replace(env_args=()).words()
 
     def command_line(self) -> str:
         steps = self.max_episode_steps
@@ -145,22 +145,22 @@ class NamedEnvironment:
         return shlex.join([*words, *([] if steps is None else ["--max-episode-steps", f"{steps}"])])
 
     def described(self) -> dict[str, Any]:
-        """Return the settings a run must be resumed with."""
+        """Return the settings with which a run must be resumed."""
         more = {"make": self.factory, "wrappers": list(self.wrappers), "max_episode_steps": self.max_episode_steps}
         return {"id": self.env_id, "kwargs": self.env_args, **{name: value for name, value in more.items() if value}}
 
 
 def _named(env_id: str | None, factory: str | None, env_args: Any, **more: Any) -> NamedEnvironment:
-    """Return the environment. One that the command line names overrules one of --config."""
+    """Return the environment. The command line overrules --config."""
     if env_id is not None and factory is not None:
         source = click.get_current_context().get_parameter_source
-        here = [name for name in ("env_id", "factory") if source(name) is ParameterSource.COMMANDLINE]
-        env_id = None if here == ["factory"] else env_id
-        factory = None if here == ["env_id"] else factory
+        typed = [name for name in ("env_id", "factory") if source(name) is ParameterSource.COMMANDLINE]
+        env_id = None if typed == ["factory"] else env_id
+        factory = None if typed == ["env_id"] else factory
     return NamedEnvironment(env_id, factory, dict(env_args), **more)
 
 
-_make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", callable_name, name="factory")
+_make_option = option("--make M:F", "Build it with MODULE:FUNCTION, not by an id.", callable_name, name="factory")
 _args_option = option("--env-arg K=V", "Environment argument, JSON or text (repeatable).", EnvArg(), name="env_args")
 _import_option = option(
     "--import MODULE", "Import the module that registers it, e.g. ale_py.", name="imports", multiple=True
@@ -196,13 +196,13 @@ class RecordedEnvironment(NamedTuple):
         if self.factory is not None:
             return {"trust": self.trust, "make_env": partial(make_with, self.factory, dict(self.env_args))}
         if self.env_id is not None:
-            return {"trust": self.trust, "make_env": partial(_shown, self.env_id, dict(self.env_args))}
+            return {"trust": self.trust, "make_env": partial(_make_by_id, self.env_id, dict(self.env_args))}
         return {"trust": self.trust, "env_kwargs": dict(self.env_args)}
 
     def words(self) -> list[str]:
         """Return the options as words of a command line."""
-        given = [("--env", self.env_id), ("--make", self.factory), *(("--import", module) for module in self.imports)]
-        words = [word for option, value in given if value is not None for word in (option, value)]
+        named = [("--env", self.env_id), ("--make", self.factory), *(("--import", module) for module in self.imports)]
+        words = [word for option, value in named if value is not None for word in (option, value)]
         for name, value in self.env_args:
             words += ["--env-arg", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
         return [*words, "--trust"] if self.trust else words
@@ -217,12 +217,12 @@ recorded_environment_options = section(
         _make_option,
         _args_option,
         _import_option,
-        option("--trust", "Allow imports, calls, files only the trace names."),
+        option("--trust", "Allow imports, calls, files that the trace names."),
     ),
 )
 
 
-def _shown(env_id: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
+def _make_by_id(env_id: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
     return NamedEnvironment(env_id, None, {**env_args, **render_mode})()
 
 
@@ -233,7 +233,7 @@ def without_display() -> None:
 
 
 def make_with(factory: str, env_args: dict[str, Any], render_mode: str | None = None) -> Any:
-    """Build the environment with the user's factory, also one of many agents. Raises EnvironmentUnavailable."""
+    """Build an environment, or a multi-agent one, with the user's factory. Raises EnvironmentUnavailable."""
     from gym_trace.recording import call_factory
 
     try:
@@ -261,8 +261,8 @@ def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
     return env
 
 
-def _way_to(env_id: str, error: Exception) -> str:
-    """Return what to do about an id that is not registered; "" if Gymnasium has said it."""
+def _hint(env_id: str, error: Exception) -> str:
+    """Return a hint for an unregistered id, or "" if the error of Gymnasium has one."""
     import gymnasium
 
     module, colon, name = env_id.partition(":")

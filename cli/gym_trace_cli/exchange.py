@@ -19,18 +19,16 @@ from gym_trace_cli.selection import Selection, selection_options
 
 
 def _set_option(example: str) -> Callable[[Any], Any]:
-    return option(
-        "--set K=V", "Format option, see the page of the format (repeatable).", EnvArg(example), name="options"
-    )
+    return option("--set K=V", "Format option, see the format's page (repeatable).", EnvArg(example), name="options")
 
 
 def _list_option(kind: str) -> Callable[[Any], Any]:
-    """--list, which prints the formats and exits. kind: "exporters" or "importers"."""
+    """Return --list, which prints the formats and exits. kind: "exporters" or "importers"."""
 
     def print_list() -> None:
-        from gym_trace import formats as known
+        from gym_trace import formats as library
 
-        show.facts(known.listed(getattr(known, kind)()))
+        show.facts(library.listed(getattr(library, kind)()))
 
     return printing_option("--list", "List the formats.", print_list)
 
@@ -74,7 +72,7 @@ def export(
         chosen = format_for(Path(output)) if form is None else form
     except InvalidOption as error:
         raise click.UsageError(str(error)) from error
-    view = selection.some(gym_trace.open_trace(directory))
+    view = selection.view_or_error(gym_trace.open_trace(directory))
     with ProgressLine(quiet=quiet) as progress:
         counting = progress.counting("step")
         report = gym_trace.export(view, output, chosen, strict=strict, on_progress=counting, **dict(options))
@@ -120,7 +118,7 @@ def import_(
 ) -> None:
     """Convert a recording of another package, a directory or a file, to a trace.
 
-    Arrays keep dtype, shape and bits. Missing facts are not invented. PATH is
+    Arrays keep dtype, shape and bits. Missing values are not invented. PATH is
     never modified, executed or unpickled.
 
     \b

@@ -1,4 +1,4 @@
-"""Help with options under headings, and hints for unknown commands."""
+"""Declare options, list them under headings in the help, and suggest a command for an unknown one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from gym_trace.errors import InvalidOption
 
-_NAMES = 23  # characters; longer names have a line of their own
+_WIDEST_NAMES = 23  # characters; the text of longer option names begins on the next line
 _Decorator = Callable[[Any], Any]
 
 
@@ -47,13 +47,13 @@ class Headed(click.Command):
             heading: [(_names(ctx, options), text) for text, options in lines.items()]
             for heading, lines in sections.items()
         }
-        lengths = [len(names) for shown in rows.values() for names, _ in shown]
-        width = max((length for length in lengths if length <= _NAMES), default=_NAMES)
+        lengths = [len(names) for pairs in rows.values() for names, _ in pairs]
+        width = max((length for length in lengths if length <= _WIDEST_NAMES), default=_WIDEST_NAMES)
         formatter.write_paragraph()
-        for heading, shown in rows.items():
+        for heading, pairs in rows.items():
             formatter.write_heading(heading)
             with formatter.indentation():
-                formatter.write_dl([(names.ljust(width), text) for names, text in shown], col_max=width)
+                formatter.write_dl([(names.ljust(width), text) for names, text in pairs], col_max=width)
 
 
 def _names(ctx: click.Context, options: list[click.Option]) -> str:
@@ -64,15 +64,15 @@ def _names(ctx: click.Context, options: list[click.Option]) -> str:
 
 
 def headed(name: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command with such a help. It returns its exit code; None is 0."""
+    """Turn a function into a Headed command. The function returns the exit code; None is 0."""
     return click.command(name, cls=Headed)
 
 
 def option(spec: str, help: str, type: Any = None, *, name: str | None = None, **attributes: Any) -> _Decorator:
-    """Return click.option() of a spec like "-j, --workers N"; without N it is a flag.
+    """Return click.option() for a spec like "-j, --workers N"; without N the option is a flag.
 
-    help: "(repeatable)" in it makes it so. type: a list has the choices, a function is that of Parsed. name: of the
-    parameter.
+    help: a help with "(repeatable)" makes the option repeatable. type: a list of choices, a function for Parsed, or a
+    type of click. name: name of the parameter.
     """
     *names, last = spec.split(", ")
     last, _, metavar = last.partition(" ")
@@ -95,7 +95,7 @@ def printing_option(spec: str, help: str, print_it: Callable[[], None]) -> _Deco
 
 
 def section(heading: str, *options: _Decorator) -> _Decorator:
-    """Give a command these options, listed under a heading in its help."""
+    """Add options to a command, listed under a heading in its help."""
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
@@ -109,9 +109,9 @@ def section(heading: str, *options: _Decorator) -> _Decorator:
 
 
 def bundle(name: str, make: Callable[..., Any], *options: _Decorator, also: Sequence[str] = ()) -> _Decorator:
-    """Give a command these options as one parameter: name, which is make(**values).
+    """Add options to a command, which gets them as one parameter, `name`: the result of make(**values).
 
-    also: parameters of the command that belong to them.
+    also: names of other parameters of the command that make() takes.
     """
 
     def decorate(command: Any) -> Any:
@@ -143,19 +143,19 @@ def opt(
     under: heading of this option and of those after it.
     """
     is_flag = " " not in spec.split(", ")[-1]
-    given = attributes if default is None else {**attributes, "default": default}
+    attributes |= {} if default is None else {"default": default}
     default = False if is_flag and default is None else default
-    make = lambda name: option(spec, help, type, name=name, **given)  # noqa: E731
+    make = lambda name: option(spec, help, type, name=name, **attributes)  # noqa: E731
     return field(default=default, metadata={"make": make, "heading": under})
 
 
 def shared(decorator: _Decorator, under: str | None = None) -> Any:
-    """Declare a field that is an option, or a bundle, of several commands."""
+    """Declare a field as an option, or a bundle, that several commands share."""
     return field(metadata={"make": lambda _: decorator, "heading": under})
 
 
 def options_of(kind: Any) -> _Decorator:
-    """Give a command the options of a dataclass as one parameter, options."""
+    """Add the options of a dataclass to a command, which gets them as one parameter, `options`."""
     groups: dict[str, list[_Decorator]] = {}
     heading = "Options"
     for declared in fields(kind):
@@ -177,17 +177,17 @@ def options_of(kind: Any) -> _Decorator:
 
 
 class Group(click.Group):
-    """A group that names the nearest command if one is unknown."""
+    """A group that suggests a command for an unknown one."""
 
     command_class = Headed
-    elsewhere: Mapping[str, str] = {}  # hints by name
+    hints: Mapping[str, str] = {}  # by unknown command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, known = args[0], self.list_commands(ctx)
-        if name not in known and not name.startswith("-"):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            otherwise = f"did you mean {near[0]!r}?" if near else f"'{ctx.command_path} --help' lists them"
-            ctx.fail(f"no command {name!r}; {self.elsewhere.get(name, otherwise)}")
+        name, commands = args[0], self.list_commands(ctx)
+        if name not in commands and not name.startswith("-"):
+            near = difflib.get_close_matches(name, commands, n=1, cutoff=0.5)
+            suggestion = f"did you mean {near[0]!r}?" if near else f"'{ctx.command_path} --help' lists them"
+            ctx.fail(f"no command {name!r}; {self.hints.get(name, suggestion)}")
         return super().resolve_command(ctx, args)

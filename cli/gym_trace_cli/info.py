@@ -17,13 +17,13 @@ from gym_trace_cli.options import PATH, trace_argument
 from gym_trace_cli.progress import ProgressLine
 
 Info = dict[str, Any]
-_LONGEST = 600  # characters of a space or of the metadata
+_LONGEST_VALUE = 600  # characters
 _LONGEST_NAME = 20
 _MOST_FACTS = 20
 _MOST_WRITERS = 20
 _LAST_BATCHES = 10
 _MOST_DAMAGE = 5
-_MOST_PENDING = 8  # actions, one per lane
+_MOST_PENDING = 8  # interrupted actions, one per lane
 SECONDS = 1.0  # between refreshes
 
 
@@ -73,8 +73,8 @@ def _print_info(info: Info) -> None:
     show.facts((label, show.printable(value)) for label, value in _facts(info))
     _print_writers(info["writers"])
     show.title("health")
-    for remark in _health(info):
-        click.echo(show.printable(remark))
+    for line in _health(info):
+        click.echo(show.printable(line))
 
 
 def _progress_line(now: dict[str, int]) -> str:
@@ -107,9 +107,9 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
 
 
 def _facts_of(facts: Info) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a trace, which may be anything."""
+    """Yield names and values of facts; a value may be any JSON."""
     for name, value in list(facts.items())[:_MOST_FACTS]:
-        text = ", ".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else value
+        text = ", ".join(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value
         yield _cut(name)[:_LONGEST_NAME], _cut(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
 
 
@@ -124,7 +124,7 @@ def _provenance(known: dict[str, Any]) -> Iterator[str]:
 
 
 def _edits(edits: Any) -> Iterator[str]:
-    """Yield a description of each column that was edited, which may be anything."""
+    """Yield a description of each edited column. edits: untrusted JSON."""
     for edit in edits if isinstance(edits, list) else ():
         known = dict(_items(edit))
         if known.get("to"):
@@ -151,7 +151,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 def _cut(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}… (--json has all of it)"
+    return line if len(line) <= _LONGEST_VALUE else f"{line[:_LONGEST_VALUE]}… (--json has all of it)"
 
 
 def _seeds(seeds: Info) -> str:
@@ -188,8 +188,8 @@ def _print_writers(writers: list[Info]) -> None:
 
 def _health(info: Info) -> Iterator[str]:
     damage, directory = info["damage"], info["directory"]
-    for place in damage[:_MOST_DAMAGE]:
-        yield f"damaged: {show.damage(*place)}"
+    for damaged_range in damage[:_MOST_DAMAGE]:
+        yield f"damaged: {show.damage(*damaged_range)}"
     if len(damage) > _MOST_DAMAGE:
         yield f"… {show.count(len(damage) - _MOST_DAMAGE)} more damaged places"
     for writer in info["writers"][:_MOST_WRITERS]:
@@ -199,10 +199,10 @@ def _health(info: Info) -> Iterator[str]:
             steps = show.count(writer["ring_steps"], "step")
             end = "was killed" if writer["state"] == "killed" else "did not close"
             yield f"writer {writer['writer']} {end}; {steps} of it are in its ring"
-        for one in writer["pending"][:_MOST_PENDING]:
-            lane = f" (lane {one['lane']})" if one["lane"] else ""
-            when = f"at the end of episode {one['episode']}{lane}, in step {one['step']}"
-            yield f"the action that was being executed {when}: {one['action']}"
+        for pending in writer["pending"][:_MOST_PENDING]:
+            lane = f" (lane {pending['lane']})" if pending["lane"] else ""
+            when = f"at the end of episode {pending['episode']}{lane}, in step {pending['step']}"
+            yield f"the action that was being executed {when}: {pending['action']}"
     states = [writer["state"] for writer in info["writers"]]
     dead = states.count("killed") + states.count("failed")
     if dead:

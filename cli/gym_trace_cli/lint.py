@@ -40,8 +40,8 @@ def _list_rules() -> None:
 @section(
     "Rules",
     option("--select CODES", "Only these codes: T1 or T101,T303 (repeatable)."),
-    option("--ignore CODES", "Leave out these codes (repeatable)."),
-    option("--notes", "Also print notes: what is normal in many environments."),
+    option("--ignore CODES", "Skip these codes (repeatable)."),
+    option("--notes", "Also print notes, which are normal in many environments."),
     option("--set NAME=X", "Set a threshold (repeatable).", EnvArg("frozen_steps=50"), name="thresholds"),
     printing_option("--rules", "List codes and thresholds, and exit.", _list_rules),
     config_option,
@@ -67,10 +67,10 @@ def command(
     gym-trace lint traces/cartpole --select T1,T6 --ignore T104 --set frozen_steps=50
     """
     trace = gym_trace.open_trace(directory)
-    view = selection.told(trace)
+    view = selection.view_or_note(trace)
     with ProgressLine(quiet=quiet or as_json) as line:
         try:
-            found = list(
+            findings = list(
                 gym_trace.lint_trace(
                     view,
                     select=_codes(select),
@@ -82,25 +82,25 @@ def command(
             )
         except InvalidOption as error:
             raise click.UsageError(str(error)) from error
-    counted = [finding for finding in found if finding.severity != "note"]
+    problems = [finding for finding in findings if finding.severity != "note"]
     if as_json:
         steps = int(view.episodes["steps"].sum())
         show.json_line(
-            {"directory": directory, "episodes": len(view), "steps": steps, "findings": [vars(it) for it in found]}
+            {"directory": directory, "episodes": len(view), "steps": steps, "findings": list(map(vars, findings))}
         )
     else:
-        for finding in found:
+        for finding in findings:
             _print(finding)
         if not quiet:
-            _sum_up(found, len(view), int(view.episodes["steps"].sum()))
-            _lead_to(trace, found)
-    if any(finding.code == "T001" for finding in counted):
+            _sum_up(findings, len(view), int(view.episodes["steps"].sum()))
+            _print_step_commands(trace, findings)
+    if any(finding.code == "T001" for finding in problems):
         return DAMAGED
-    return ERROR if counted else FINE
+    return ERROR if problems else FINE
 
 
-def _codes(given: tuple[str, ...]) -> list[str]:
-    return [code.strip() for codes in given for code in codes.split(",")]
+def _codes(lists: tuple[str, ...]) -> list[str]:
+    return [code.strip() for codes in lists for code in codes.split(",")]
 
 
 def _print(finding: Finding) -> None:
@@ -111,26 +111,26 @@ def _print(finding: Finding) -> None:
         where.append("before its first step" if finding.step < 0 else f"step {finding.step}")
     column = f"{finding.column}: " if finding.column else ""
     units = show.count(finding.count, finding.unit)
-    place = f"; first: {', '.join(where)}" if where else ""
+    first = f"; first: {', '.join(where)}" if where else ""
     severity = click.style(finding.severity.ljust(7), fg=_COLOURS[finding.severity])
-    click.echo(f"{finding.code}  {severity}  {show.printable(f'{column}{finding.message} ({units}{place})')}")
+    click.echo(f"{finding.code}  {severity}  {show.printable(f'{column}{finding.message} ({units}{first})')}")
     click.echo(f"               {show.printable(finding.command)}")
 
 
-def _lead_to(trace: Trace, found: list[Finding]) -> None:
-    """Print the commands that lead to the first finding at a step."""
-    for finding in found:
+def _print_step_commands(trace: Trace, findings: list[Finding]) -> None:
+    """Print the commands that open the first finding at a step."""
+    for finding in findings:
         if finding.episode is not None and finding.step is not None:
             first = trace[finding.episode].first_step
-            known = trace.writer_of(finding.episode).about.environment.get("id")
+            env_id = trace.writer_of(finding.episode).about.environment.get("id")
             click.echo(f"at the first {finding.code}:")
-            makes: list[str] | None = [] if known and not first else None
-            show.leading_commands(trace.directory, finding.episode, max(0, finding.step - first), makes)
+            environment: list[str] | None = [] if env_id and not first else None
+            show.step_commands(trace.directory, finding.episode, max(0, finding.step - first), environment)
             return
 
 
-def _sum_up(found: list[Finding], episodes: int, steps: int) -> None:
-    counts = Counter(finding.severity for finding in found)
+def _sum_up(findings: list[Finding], episodes: int, steps: int) -> None:
+    counts = Counter(finding.severity for finding in findings)
     words = [show.count(counts[name], name) for name in ("error", "warning", "note") if counts[name]]
     read = f"{show.count(episodes, 'episode')}, {show.count(steps, 'step')}"
     click.echo(f"{', '.join(words) or 'no findings'} in {read}")

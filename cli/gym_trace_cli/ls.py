@@ -31,14 +31,14 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "lane": str,
     "first_step": show.count,
     "steps": show.count,
-    "return": lambda value: show.returned(tuple(value) if isinstance(value, list) else value),
+    "return": lambda value: show.return_text(tuple(value) if isinstance(value, list) else value),
     "outcome": str,
     "seed": lambda seed: "-" if seed is None else key_text(seed),
     "start_time": lambda time: "-" if time is None else time[:19].replace("T", " "),
 }
 _RENAMED = {"start_time": "start_time (UTC)"}
-_NAMED = 5  # traces below another
-_MOST_BITS = 8192  # of a seed printed as a number
+_LISTED_BELOW = 5  # traces below another one
+_MOST_SEED_BITS = 8192  # larger seeds are printed as text
 
 
 @headed("ls")
@@ -57,10 +57,10 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
     directories = directories or (".",)
     if len(directories) == 1 and any(gym_trace.find_traces(directories[0], deepest=0)):
         trace = gym_trace.open_trace(directories[0])
-        (print_as_json if as_json else print_episodes)(selection.told(trace))
+        (print_as_json if as_json else print_episodes)(selection.view_or_note(trace))
         if not is_url(directories[0]) and (below := list(gym_trace.find_traces(directories[0]))[1:]):
-            names = ", ".join(os.path.relpath(one, directories[0]) for one in below[:_NAMED])
-            more = ", …" * (len(below) > _NAMED)
+            names = ", ".join(os.path.relpath(path, directories[0]) for path in below[:_LISTED_BELOW])
+            more = ", …" * (len(below) > _LISTED_BELOW)
             note = f"note: {show.count(len(below), 'more trace')} below this one: {show.printable(names)}{more}"
             click.echo(note, err=True)
         return FINE
@@ -69,9 +69,7 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
         traces = dict.fromkeys(gym_trace.find_traces(directory))
         found |= traces
         if not traces:
-            raise TraceNotFound(
-                f"{redacted(directory)}: no traces here, nor in the directories up to three levels below"
-            )
+            raise TraceNotFound(f"{redacted(directory)}: no trace here, or up to three levels below")
     states = set()
     rows = _listed(list(found), selection)
     if as_json:
@@ -94,7 +92,7 @@ def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[s
     with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):
             progress.update_count(number, len(directories), "trace")
-            yield gym_trace.list_trace(directory, selection.of_one_of_several)
+            yield gym_trace.list_trace(directory, selection.chosen_in)
 
 
 def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
@@ -108,12 +106,12 @@ def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
 
 
 def _cells(row: dict[str, Any], parent: str) -> tuple[str, ...]:
-    several = isinstance(row["return"], list)
+    has_objectives = isinstance(row["return"], list)
     return (
         os.path.relpath(row["directory"], parent) if parent and "://" not in parent else row["directory"],
         ", ".join(name or "without an id" for name in row["environments"]),
         *("-" if row[name] is None else show.count(row[name]) for name in ("episodes", "steps")),
-        show.returned(tuple(row["return"]) if several else row["return"]),
+        show.return_text(tuple(row["return"]) if has_objectives else row["return"]),
         "-" if row["bytes"] is None else show.size(row["bytes"]),
         row["state"],
         "-" if row["start_time"] is None else _moment(row["start_time"]),
@@ -127,15 +125,15 @@ def _moment(started: str) -> str:
 
 
 def print_episodes(view: gym_trace.Trace) -> None:
-    """Print a table of the episodes of a view, without columns that are equal in the whole trace."""
+    """Print a table of the episodes of a view, without columns that have one value in the whole trace."""
     table = view.whole.episodes
-    several = {
+    varies = {
         "writer": len(view.whole.writers) > 1,
         "split": len({writer.split for writer in view.whole.readers}) > 1,
         "lane": table["lane"].any(),
         "first_step": table["first_step"].any(),
     }
-    names = [name for name in _SHOWN if several.get(name, True)]
+    names = [name for name in _SHOWN if varies.get(name, True)]
     rows = ([_SHOWN[name](row[name]) for name in names] for row in gym_trace.list_episodes(view))
     show.table([_RENAMED.get(name, name) for name in names], rows, fitted=True)
 
@@ -143,6 +141,6 @@ def print_episodes(view: gym_trace.Trace) -> None:
 def print_as_json(view: gym_trace.Trace) -> None:
     """Print one JSON line per episode: null for unknown values, times in UTC, duration in seconds."""
     for row in gym_trace.list_episodes(view):
-        if row["seed"] is not None and row["seed"].bit_length() > _MOST_BITS:  # Python cannot print it as a number
+        if row["seed"] is not None and row["seed"].bit_length() > _MOST_SEED_BITS:  # Python cannot print it as a number
             row["seed"] = key_text(row["seed"])
         show.json_line(row)

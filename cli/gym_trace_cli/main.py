@@ -37,7 +37,7 @@ SECTIONS = {
     "Record": {
         "record": ("record", "command", "Record episodes of a Gymnasium environment."),
         "play": ("play", "command", "Play an environment by hand and record it."),
-        "branch": ("branch", "command", "Record new episodes from a recorded step on: what if?"),
+        "branch": ("branch", "command", "Record new episodes that branch off at a recorded step."),
         "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
     },
     "Look": {
@@ -46,8 +46,8 @@ SECTIONS = {
         "stats": ("stats", "command", "Summarize returns, lengths, outcomes and columns."),
         "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
         "sql": ("sql", "command", "Query steps and episodes with SQL (DuckDB)."),
-        "view": ("view", "command", "See traces in a browser: episodes, pictures, plots, steps."),
-        "replay": ("replay", "command", "Play episodes in the terminal, in a window, or to a function."),
+        "view": ("view", "command", "See traces in a browser: episodes, images, plots, steps."),
+        "replay": ("replay", "command", "Play episodes in the terminal or a window, or pass them to a function."),
         "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
     },
     "Check": {
@@ -66,20 +66,20 @@ SECTIONS = {
         "card": ("info", "card", "Show or write a dataset card with Hugging Face metadata."),
         "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
         "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
-        "sync": ("transfer", "sync", "Copy what a directory and a URL lack of each other."),
+        "sync": ("transfer", "sync", "Copy missing files between a directory and a URL, both ways."),
         "cache": ("transfer", "cache", "Clear the disk cache of traces at URLs."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-# Hints for names of other tools.
-ELSEWHERE = {
+# Names of commands in other tools, and the command to use here.
+HINTS = {
     **dict.fromkeys(("show", "describe", "summary"), "'info' and 'stats' describe a trace, 'cat' prints its steps"),
     "watch": "'replay' plays episodes, 'view' shows them in a browser",
     **dict.fromkeys(("list", "dir"), "'ls' lists traces and episodes"),
     **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
     **{
-        name: f"it is 'edit {name}'"
+        name: f"use 'edit {name}'"
         for name in ("merge", "split", "filter", "drop", "compact", "annotate", "map", "add", "rename")
     },
     **dict.fromkeys(("relabel", "transform"), "'edit map' computes columns by a function"),
@@ -105,9 +105,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Commands(Group):
-    """Commands that are imported when they are called, and whose errors end in one line and an exit code."""
+    """Import a command when it is called. Turn its error into one line and an exit code."""
 
-    elsewhere = ELSEWHERE
+    hints = HINTS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -154,9 +154,9 @@ class Commands(Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
-            _fail(INTERRUPTED, "interrupted")
+            _exit_with(INTERRUPTED, "interrupted")
         except Ended as error:
-            _fail(error.exit_code, error.message)
+            _exit_with(error.exit_code, error.message)
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
@@ -164,7 +164,7 @@ class Commands(Group):
         return result
 
 
-def _fail(code: int, line: str) -> NoReturn:
+def _exit_with(code: int, line: str) -> NoReturn:
     context = click.get_current_context()
     if context.find_root().params.get("debug"):
         traceback.print_exc()
@@ -175,11 +175,11 @@ def _fail(code: int, line: str) -> NoReturn:
 def fail(error: Exception, code: int) -> NoReturn:
     """Print an error and exit."""
     lines = f"error: {describe(error)}".splitlines()
-    _fail(code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
+    _exit_with(code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
 
 
 def describe(error: Exception) -> str:
-    """Describe an error, mostly in one line; for errors of other code also where it was raised."""
+    """Describe an error; for one of foreign code, add the line that raised it."""
     if isinstance(error, TraceNotFound) and error.directory is not None:
         return f"{error}{importlib.import_module('gym_trace_cli.ls').hint(error.directory)}"
     if isinstance(error, EnvironmentUnavailable) and error.imports:
@@ -196,7 +196,7 @@ def describe(error: Exception) -> str:
 
 
 def _reader_is_gone() -> bool:
-    """Return True if our stdout broke, as in `gym-trace replay DIR | head`, not a pipe of an environment."""
+    """Return True if stdout broke, as in `gym-trace replay DIR | head`, and not a pipe of an environment."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not poll.poll(0):
@@ -207,7 +207,7 @@ def _reader_is_gone() -> bool:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning in one line, without its place in the code."""
+    """Print a warning in one line, without its source line."""
     text = _COLOUR.sub("", str(message)).removeprefix("WARN: ")
     click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
 
@@ -221,12 +221,12 @@ def _show_version() -> None:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @printing_option("--version", "Show the version, and whether the C core is used.", _show_version)
 @option("--debug", "Show the traceback of an error.")
-@option("--cache DIR", "Keep what is read of URLs in DIR. Default: in memory.", PATH)
-@option("--cache-limit SIZE", "Limit of DIR. Default: 10 GiB.", byte_count)
+@option("--cache DIR", "Cache data of URLs in DIR. Default: in memory.", PATH)
+@option("--cache-limit SIZE", "Size limit of that cache. Default: 10 GiB.", byte_count)
 def cli(debug: bool, cache: str | None, cache_limit: int | None) -> None:
     """Record Gymnasium environments to traces, bit for bit, and play them back.
 
-    DIR of commands that read is a directory or a URL: s3://, gs://, az://, hf://, https://.
+    Commands that read a trace accept a URL as DIR: s3://, gs://, az://, hf://, https://.
     """
     if cache is not None:
         os.environ["GYM_TRACE_URL_CACHE"] = os.path.abspath(os.path.expanduser(cache))  # also for workers

@@ -75,18 +75,19 @@ class EnvArg(Parsed):
         except ValueError:
             return key, text
         except RecursionError:
-            raise click.BadParameter(f"{key}: lists in lists, too deep to be read") from None
+            raise click.BadParameter(f"{key}: nested too deep") from None
 
 
 def named_callable(value: str) -> Any:
-    """Import MODULE:NAME, also of the current directory; in shell completion, only check the form.
+    """Import MODULE:NAME, also from the current directory; shell completion only checks the form.
 
     Raises click.BadParameter.
     """
     module_name, colon, name = value.partition(":")
     if module_name.endswith(".py") or not (module_name and colon and name):
-        file = module_name.endswith(".py") and module_name.removesuffix(".py").replace("/", ".")
-        example = f"{file}:{name or 'NAME'}" if file else "agents:greedy"
+        example = "agents:greedy"
+        if module_name.endswith(".py"):
+            example = f"{module_name.removesuffix('.py').replace('/', '.')}:{name or 'NAME'}"
         raise click.BadParameter(f"{value!r} is not of the form MODULE:NAME, such as {example}")
     ctx = click.get_current_context(silent=True)
     if ctx is not None and ctx.resilient_parsing:
@@ -113,7 +114,7 @@ def callable_name(value: str) -> str:
 trace_argument = click.argument("directory", metavar="DIR", type=TraceDirectory())
 on_exist_option = option(
     "--on-exist MODE",
-    "Old trace: error, append, replace. Default: error.",
+    "If DIR exists: error (default), append, replace.",
     ["error", "append", "replace"],
     default="error",
 )
@@ -122,7 +123,7 @@ json_option = option("--json", "Print one JSON object.", name="as_json")
 source_option = partial(
     option,
     "--from SOURCE",
-    "simulation (render again) or observations (recorded).",
+    "Images: simulation (rendered) or observations.",
     ["simulation", "observations"],
     name="source",
 )
@@ -141,7 +142,7 @@ def import_here(module_name: str) -> ModuleType:
 
 
 def find_here(module_name: str) -> None:
-    """Make a module that the user named importable from the current directory if not installed, also in workers."""
+    """Let a module that the user named be imported from the current directory if not installed, also in workers."""
     top = module_name.partition(".")[0]
     if not top:
         return
@@ -149,17 +150,17 @@ def find_here(module_name: str) -> None:
         origin = getattr(sys.modules[top], "__file__", None) or "built-in"
     else:
         spec = importlib.util.find_spec(top)
-        origin = None if spec is None else spec.origin  # None: a directory without an __init__.py gives way to a module
-    # It may have been found through "", which is another directory in a worker.
+        origin = None if spec is None else spec.origin  # None: a directory without an __init__.py; a module precedes it
+    # Python may have found it through "" in sys.path, which is another directory in a worker.
     if origin is None or os.path.abspath(origin).startswith(os.path.join(os.getcwd(), top)):
         look_in_current_directory()
 
 
 def look_in_current_directory() -> None:
-    """Make modules in the current directory importable, after all others.
+    """Let modules be imported from the current directory, after all others.
 
-    Only for a module that the user named, or a trace that the user trusts: the current directory may be
-    untrusted, and a logging.py in it must not be run.
+    Call it only for a module that the user named, or a trace that the user trusts: the current directory may be
+    untrusted, and a logging.py in it must not run.
     """
     here = os.getcwd()
     if here not in sys.path:
@@ -167,13 +168,13 @@ def look_in_current_directory() -> None:
 
 
 def _hiding(module_name: str) -> str:
-    """Return a hint if a module in the current directory is hidden by another one, or ""."""
+    """Return a hint if another module hides one in the current directory, or ""."""
     top = module_name.partition(".")[0]
     path = getattr(sys.modules.get(top), "__file__", None)
-    here = [name for name in (f"{top}.py", os.path.join(top, "__init__.py")) if os.path.exists(name)]
-    if not here or (path is not None and os.path.samefile(path, here[0])):
+    local = next(filter(os.path.exists, (f"{top}.py", os.path.join(top, "__init__.py"))), None)
+    if local is None or (path is not None and os.path.samefile(path, local)):
         return ""
-    return f"; {here[0]} in the current directory is hidden by {path or 'a module of Python'}: rename it"
+    return f"; {local} in the current directory is hidden by {path or 'a module of Python'}: rename it"
 
 
 def _comparison(
@@ -189,7 +190,7 @@ comparison_options = section(
         _comparison,
         option("--atol X", "Absolute tolerance. Default: 0.", _TOLERANCE, default=0.0),
         option("--rtol X", "Relative tolerance. Default: 0.", _TOLERANCE, default=0.0),
-        option("--tolerance COLUMN=X", "Absolute tolerance of a column, or a part (repeatable).", _column_tolerance),
+        option("--tolerance COLUMN=X", "Absolute tolerance of a column or leaf (repeatable).", _column_tolerance),
         option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable)."),
     ),
 )
@@ -197,7 +198,7 @@ comparison_options = section(
 
 def comparison_words(comparison: dict[str, Any]) -> list[str]:
     """Return the options of a comparison as words of a command line."""
-    given = [(f"--{name}", str(comparison[name])) for name in ("atol", "rtol") if comparison[name]]
-    given += [("--tolerance", f"{column}={number}") for column, number in comparison["tolerances"].items()]
-    given += [("--ignore", column) for column in comparison["ignore"]]
-    return [word for pair in given for word in pair]
+    pairs = [(f"--{name}", str(comparison[name])) for name in ("atol", "rtol") if comparison[name]]
+    pairs += [("--tolerance", f"{column}={number}") for column, number in comparison["tolerances"].items()]
+    pairs += [("--ignore", column) for column in comparison["ignore"]]
+    return [word for pair in pairs for word in pair]

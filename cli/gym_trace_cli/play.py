@@ -34,7 +34,7 @@ _COMMAND = "gym-trace play"
 
 
 def _mark(value: str) -> tuple[str, str]:
-    """Parse KEY=NAME of an annotation."""
+    """Parse --mark: a key and the name of its annotation."""
     key, equals, name = value.rpartition("=")
     if not (key and equals and name.isidentifier()):
         raise click.BadParameter(f"{value!r} is not of the form KEY=NAME, such as g=good")
@@ -53,7 +53,7 @@ class PlayOptions:
     as_json: bool = opt("--json", "Print the summary as one JSON object.")
     keys: str | None = opt(
         "--keys FILE",
-        "Key map (TOML). Default: the environment's, or questions.",
+        "Key map (TOML). Default: the environment's, else it asks.",
         click.Path(dir_okay=False),
         under="Playing",
     )
@@ -65,13 +65,13 @@ class PlayOptions:
         "--fps N", "Steps per second. Default: from the environment, else 30.", click.FloatRange(0.1, 1000)
     )
     episodes: int | None = opt("--episodes N", "Stop after N complete episodes.", POSITIVE)
-    seed: int | None = opt("--seed N", "Make the start of episode k the same in every session.", NOT_NEGATIVE)
+    seed: int | None = opt("--seed N", "Seed: episode k starts the same in every session.", NOT_NEGATIVE)
     trace: str | None = opt(
-        "--from TRACE", "Trace with the episode.", TraceDirectory(), under="Going on from a recorded step"
+        "--from TRACE", "Trace with the episode.", TraceDirectory(), under="Continue from a recorded step"
     )
-    episode: int = opt("--episode N", "Its index. Default: 0.", click.INT, default=0)
-    step: int = opt("--step N", "Steps that are taken as recorded. Default: 0.", NOT_NEGATIVE, default=0)
-    trust: bool = opt("--trust", "Allow imports, calls, files only the trace names.")
+    episode: int = opt("--episode N", "Index of the episode. Default: 0.", click.INT, default=0)
+    step: int = opt("--step N", "First step to play; earlier ones are replayed. Default: 0.", NOT_NEGATIVE, default=0)
+    trust: bool = opt("--trust", "Allow imports, calls, files that the trace names.")
     comparison: dict[str, Any] = shared(comparison_options)
     named: NamedEnvironment = shared(environment_options, under="Environment")
     facts: dict[str, Any] = shared(fact_options, under="Metadata")
@@ -98,7 +98,7 @@ def command(options: PlayOptions) -> int:
     """Play an environment in a window, and record every step.
 
     F1 shows all keys: pause, restart from the seed, discard, save, annotate.
-    Escape, closing the window and Ctrl-C keep everything.
+    Escape, Ctrl-C or closing the window ends the session; all steps are saved.
 
     \b
     gym-trace play CartPole-v1 -o traces/by-hand
@@ -110,7 +110,7 @@ def command(options: PlayOptions) -> int:
     if options.trace is None and any(options.comparison.values()):
         raise click.UsageError("--atol, --rtol, --tolerance and --ignore need --from")
     if options.trace is not None and options.output is None:
-        raise click.UsageError("--from: pass -o DIR, too")
+        raise click.UsageError("--from: needs -o DIR")
     if options.trace is not None and (named.wrappers or named.max_episode_steps is not None):
         raise click.UsageError("--from: excludes --wrapper and --max-episode-steps; the recorded ones are used")
     directory = Path(options.output or f"traces/{named.file_name}")
@@ -159,7 +159,7 @@ def _summarize(played: PlayReport, directory: Path, environment: Sequence[str], 
             }
         )
     elif not quiet and not played.episodes:
-        click.echo("nothing was played, and nothing recorded")
+        click.echo("no step played, nothing recorded")
     elif not quiet:
         kept = show.count(played.episodes - len(played.discarded), "episode")
         discarded = f", {show.count(len(played.discarded))} discarded" if played.discarded else ""

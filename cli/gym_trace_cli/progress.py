@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _REDRAW_SECONDS = 0.05  # drawing costs milliseconds
-_SURE_SECONDS = 1.0  # before the time left is estimated
-_PLAIN_SECONDS = 5.0  # between lines where there is no terminal
+_ESTIMATE_AFTER_SECONDS = 1.0
+_PLAIN_SECONDS = 5.0  # between lines, without a terminal
 _SCALAR_SECONDS = 5.0
 
 
 class ProgressLine:
-    """One line on stderr with progress and the time left; a context manager.
+    """Context manager: one line on stderr with progress and the time left, hidden if quiet.
 
-    On a terminal the line is redrawn, and removed at the end and before other output; elsewhere a line is printed every
-    few seconds; quiet hides it.
+    A terminal redraws the line, and removes it at the end and before other output. Elsewhere, a line is printed every
+    few seconds.
     """
 
     def __init__(self, *, quiet: bool = False):
@@ -52,7 +52,7 @@ class ProgressLine:
             for name in ("stdout", "stderr"):
                 if is_terminal(stream := getattr(sys, name)):
                     self._replaced[name] = stream
-                    setattr(sys, name, _Above(stream, self._live))
+                    setattr(sys, name, _AboveLine(stream, self._live))
         return self
 
     def update(
@@ -60,31 +60,31 @@ class ProgressLine:
     ) -> None:
         """Show text, and with a fraction a bar and the time left.
 
-        table: makes what rich draws below it. at_once: print it now, also without a terminal.
+        table: returns what rich draws below the line. at_once: print now, also without a terminal.
         """
-        left = [] if fraction is None else self._left(fraction)
+        time_left = [] if fraction is None else self._time_left(fraction)
         if self._live is not None:
             if time.monotonic() < self._redrawn + _REDRAW_SECONDS:
                 return
             self._redrawn = time.monotonic()
             from rich.console import Group
 
-            drawn = _drawn([*left, text], fraction, self._live.console.width)
+            drawn = _drawn([*time_left, text], fraction, self._live.console.width)
             self._live.start()
             self._live.update(drawn if table is None else Group(drawn, table()), refresh=True)
         elif not self._quiet and (at_once or time.monotonic() >= self._due):
             self._due = time.monotonic() + _PLAIN_SECONDS
-            click.echo("  ".join([*_percent(fraction), *left, text]), err=True)
+            click.echo("  ".join([*_percent(fraction), *time_left, text]), err=True)
 
-    def _left(self, fraction: float) -> list[str]:
+    def _time_left(self, fraction: float) -> list[str]:
         """Return the time left, once it can be estimated."""
         now = time.monotonic()
         if self._began is None or fraction < self._began[1]:
             self._began = now, fraction
-        gone, done = now - self._began[0], fraction - self._began[1]
-        if gone < _SURE_SECONDS or not 0 < done < 1 or fraction >= 1:
+        elapsed, done = now - self._began[0], fraction - self._began[1]
+        if elapsed < _ESTIMATE_AFTER_SECONDS or not 0 < done < 1 or fraction >= 1:
             return []
-        seconds = max(1, round(gone * (1 - fraction) / done))
+        seconds = max(1, round(elapsed * (1 - fraction) / done))
         return [f"{seconds} s left" if seconds < 60 else f"{duration(seconds)} left"]
 
     def update_bytes(self, done: int, total: int) -> None:
@@ -92,7 +92,7 @@ class ProgressLine:
         self.update(f"{size(done)} of {size(total)}", done / total if total else None)
 
     def counting(self, noun: str | None = None) -> Callable[[int, int], None]:
-        """Return an on_progress callback that shows how many of these are done."""
+        """Return an on_progress callback that calls update_count()."""
         return lambda done, total: self.update_count(done, total, noun)
 
     def update_count(self, done: int, total: int, noun: str | None = None) -> None:
@@ -106,12 +106,12 @@ class ProgressLine:
         for name, stream in self._replaced.items():
             setattr(sys, name, stream)
         if self._live is not None:
-            self._live.stop()  # which shows the cursor again
+            self._live.stop()  # also shows the cursor again
             self._live = None
 
 
-class _Above:
-    """A stream of a terminal with a progress line, which is removed before anything else is written."""
+class _AboveLine:
+    """A terminal stream that removes the progress line before it writes."""
 
     def __init__(self, stream: Any, live: Live):
         self._stream, self._live = stream, live
@@ -136,28 +136,29 @@ def _drawn(parts: Sequence[str], fraction: float | None, width: int) -> Any:
     from rich.text import Text
 
     text = "  ".join(parts)
-    while len(text) > width - 6 and "  " in text and not text.endswith(")"):  # 6: of the percentage; ): a trouble
+    # 6 cells are for the percentage; ")" ends the reason of a restart, which stays.
+    while len(text) > width - 6 and "  " in text and not text.endswith(")"):
         text = text.rpartition("  ")[0]
     line = Text(text, no_wrap=True, overflow="ellipsis")
     if fraction is None:
         return line
     grid = Table.grid(padding=(0, 2, 0, 0))
     cells: list[Any] = [Text(*_percent(fraction)), line]
-    room = width - len(text) - 10
-    if room >= 6:
-        cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(room, 24)))
+    bar_width = width - len(text) - 10
+    if bar_width >= 6:
+        cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(bar_width, 24)))
     grid.add_row(*cells)
     return grid
 
 
 @dataclass
 class Report:
-    """Progress of record or train, as it is shown and plotted.
+    """Progress of record or train, to be shown and plotted.
 
     Attributes:
-        facts: parts of the line, the most important first: a narrow terminal leaves out the last.
-        details: makes what rich draws below the line.
-        scalars: steps, returns and values for TensorBoard, of each policy.
+        facts: parts of the line, the most important first; a narrow terminal omits the last.
+        details: returns what rich draws below the line.
+        scalars: steps, returns and values for TensorBoard, one tuple per policy.
     """
 
     facts: list[str]
@@ -169,12 +170,12 @@ class Report:
 
 
 class Watch:
-    """The on_progress of record and train, and a context manager: shows and plots a run, and notes signals.
+    """Context manager and on_progress callback that shows and plots a run, and defers signals.
 
     Args:
-        describe: makes a Report of the library's progress.
+        describe: returns a Report of the library's progress.
         tensorboard: directories, one per policy.
-        saving: whether there is something to save from the start; otherwise from the first report on.
+        saving: whether the run has something to save from the start, not only from the first report on.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class Watch:
         group: str = "collect",
         saving: bool = True,
     ):
-        self.stop, self.line = StopSignals(notes=saving), ProgressLine(quiet=quiet)
+        self.stop, self.line = StopSignals(defers=saving), ProgressLine(quiet=quiet)
         self._describe, self._directories, self._group = describe, tensorboard, group
         self._stack = ExitStack()
         self._scalars: list[Any] = []
@@ -208,7 +209,7 @@ class Watch:
 
     def __call__(self, progress: Any) -> int:
         """Return the number of the signal that asks to stop, or 0."""
-        self.stop.notes = True
+        self.stop.defers = True
         report = self._describe(progress)
         restarted, self._restarts = report.restarts > self._restarts, report.restarts
         facts = report.facts + ([count(report.restarts, "restart")] if report.restarts else [])
@@ -230,5 +231,5 @@ class Watch:
 
 def fraction(progress: Any, limits: Mapping[str, float]) -> float:
     """Return how close progress is to the nearest limit; limits are attributes of progress."""
-    ways: list[float] = [getattr(progress, name) / limit for name, limit in limits.items()]
-    return min(1.0, max(ways))
+    fractions: list[float] = [getattr(progress, name) / limit for name, limit in limits.items()]
+    return min(1.0, max(fractions))

@@ -19,7 +19,7 @@ from gym_trace_cli.stopping import StopSignals
 if TYPE_CHECKING:
     from gym_trace.proof import Proof
 
-_OF_NO_INTEREST = {"doing", "done", "out_of"}
+_PROGRESS_FIELDS = {"doing", "done", "out_of"}
 
 
 @click.group("proof", cls=Group)
@@ -34,7 +34,7 @@ def command() -> None:
     option("--make M:F", "MODULE:FUNCTION that returns parts, learn.", named_callable, required=True),
     option("--anchor FILE", "Compare with the head of the log in FILE, or git-note."),
     option("--device NAME", "Device for tensors that were on a GPU (default: the same)."),
-    option("--no-replay", "Do not play the episodes again."),
+    option("--no-replay", "Do not replay the episodes."),
     option("--trust", "Allow imports and calls that only the trace names."),
 )
 @section("Output", option("--quiet", "Only the exit code and errors."), json_option)
@@ -48,18 +48,19 @@ def verify_(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Learn every update of a log again and compare; exit 3 on a difference, 5 if something was not compared.
+    """Relearn every update of a log and compare.
+    Exit code: 3 on a difference, 5 if something was not compared.
 
     \b
     gym-trace proof verify runs/ppo.proof --make my_script:parts_and_learn
     """
     from gym_trace.proof import verify
 
-    made = make()
+    pair = make()
     try:
-        parts, learn = made
+        parts, learn = pair
     except (TypeError, ValueError):
-        raise InvalidOption(f"--make: returned a {type(made).__name__}; return parts, learn") from None
+        raise InvalidOption(f"--make: returned a {type(pair).__name__}; return parts, learn") from None
     with StopSignals() as stop, ProgressLine(quiet=quiet) as line:
 
         def report(proof: Proof) -> int:
@@ -95,10 +96,10 @@ def anchor_(directory: str, where: str) -> int:
 
 
 def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool, noun: str = "version") -> int:
-    """Print what was proved line by line, and return the exit code."""
+    """Print the result of a proof, and return the exit code."""
     if as_json:
-        found = dataclasses.asdict(proof)
-        show.json_line({name: value for name, value in found.items() if name not in _OF_NO_INTEREST})
+        fields = dataclasses.asdict(proof)
+        show.json_line({name: value for name, value in fields.items() if name not in _PROGRESS_FIELDS})
     for note in proof.notes if not quiet else ():
         click.echo(show.printable(f"note: {note}"), err=True)
     if stop.received:
@@ -106,14 +107,14 @@ def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool, nou
         click.echo(f"{stop.what_happened} after {done}, all equal", err=True)
         return stop.exit_code
     if not as_json and not quiet:
-        said = {"proved": proof.proved, "not proved": proof.unproved, "cannot be proved": proof.limits}
-        for word, lines in said.items() if not proof.differs else [("proved", proof.proved)]:
+        results = {"proved": proof.proved, "not proved": proof.unproved, "cannot be proved": proof.limits}
+        for word, lines in results.items() if not proof.differs else [("proved", proof.proved)]:
             for line in lines:
                 click.echo(show.printable(f"{word}: {line}"))
     if proof.differs:
-        same = show.count(proof.versions, noun)
-        same += f" and {show.count(proof.checkpoints, 'checkpoint')}" if proof.checkpoints else ""
+        matched = show.count(proof.versions, noun)
+        matched += f" and {show.count(proof.checkpoints, 'checkpoint')}" if proof.checkpoints else ""
         click.echo(show.printable(f"differs: {proof.differs}"), err=True)
-        click.echo(f"before that {same} matched, of {show.count(proof.of, noun)}", err=True)
+        click.echo(f"before that {matched} matched, of {show.count(proof.of, noun)}", err=True)
         return DIFFERS
     return UNPROVED if proof.unproved else FINE

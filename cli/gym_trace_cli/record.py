@@ -44,14 +44,11 @@ if TYPE_CHECKING:
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
-_FACTS = "For search and the card (tag: repeatable)."
-_LANES = "Lanes of a vector environment; how many to record."
-_ENGINE = "Where workers run: local or ray, and its address."
-_PRIVATE = "Store the full command line, uncommitted changes."
+_FACTS = "For search and the dataset card (tag: repeatable)."
 
 
-def _facts(**given: Any) -> dict[str, Any]:
-    return {key: list(value) if key == "tags" else value for key, value in given.items() if value}
+def _facts(**values: Any) -> dict[str, Any]:
+    return {key: list(value) if key == "tags" else value for key, value in values.items() if value}
 
 
 fact_options = bundle(
@@ -70,9 +67,9 @@ def _is_name(policy: str) -> bool:
 
 
 def named_policy(policy: str) -> Any:
-    """Return the policy of --policy, as the library takes it."""
+    """Return --policy as the library takes it: a name or a callable."""
     if policy.startswith("run:") and "trust" in policy.partition("?")[2]:
-        look_in_current_directory()  # may have its model
+        look_in_current_directory()  # which may have its model
     return policy if _is_name(policy) else named_callable(policy)
 
 
@@ -133,9 +130,9 @@ class RecordOptions:
     bytes: int | None = opt("--bytes N", "Bytes on disk, approximately.", POSITIVE)
     named: NamedEnvironment = shared(environment_options, under="Environment and policy")
     policy: str = shared(policy_option)
-    seed: int | None = opt("--seed N", "Make episode k the same in every run.", NOT_NEGATIVE)
-    num_envs: int | None = opt("--num-envs N", _LANES, POSITIVE, under="Several environments or processes")
-    lanes: int | None = opt("--lanes N", _LANES, POSITIVE)
+    seed: int | None = opt("--seed N", "Seed: episode k is the same in every run.", NOT_NEGATIVE)
+    num_envs: int | None = opt("--num-envs N", "Vector environment of N lanes.", POSITIVE, under="Lanes and processes")
+    lanes: int | None = opt("--lanes N", "Record only N of them.", POSITIVE)
     vectorization: str | None = opt(
         "--vectorization-mode M",
         "sync, async, vector_entry_point. Default: sync.",
@@ -147,22 +144,22 @@ class RecordOptions:
         ["next-step", "same-step", "disabled"],
     )
     workers: int | None = opt("-j, --workers N", "Record with N processes.", POSITIVE)
-    engine: str | None = opt("--engine E", _ENGINE, ["local", "ray"])
-    address: str | None = opt("--address A", _ENGINE)
+    engine: str | None = opt("--engine E", "Where workers run: local or ray. Default: local.", ["local", "ray"])
+    address: str | None = opt("--address A", "Address of the Ray cluster.")
     shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", _shard)
     resume: bool = opt("--resume", "Resume an interrupted run of -j.")
     stall_timeout: float | None = opt(
         "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS
     )
-    max_restarts: int | None = opt("--max-restarts N", "Restarts allowed, all workers. Default: 100.", NOT_NEGATIVE)
+    max_restarts: int | None = opt("--max-restarts N", "Limit of all restarts together. Default: 100.", NOT_NEGATIVE)
     niceness: int | None = opt("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19))
     facts: dict[str, Any] = shared(fact_options, under="Metadata")
     metadata: Sequence[tuple[str, Any]] = shared(metadata_option)
-    argv: bool = opt("--argv", _PRIVATE)
-    git_diff: bool = opt("--git-diff", _PRIVATE)
+    argv: bool = opt("--argv", "Store the full command line.")
+    git_diff: bool = opt("--git-diff", "Store uncommitted changes.")
 
     def of_workers(self) -> dict[str, Any]:
-        """Return the given arguments of collect() that need workers."""
+        """Return the options that need workers, as arguments of collect()."""
         names = ("shard", "resume", "stall_timeout", "max_restarts", "niceness")
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None and value is not False}
@@ -186,9 +183,9 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
     if all(limit is None for limit in limits.values()):
         limits["episodes"] = _DEFAULT_EPISODES
     directory = path_of(options.output or f"traces/{named.file_name}")
-    given = dict(options.metadata)
-    if taken := sorted(set(_OWN_METADATA) & set(given)):
-        raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
+    metadata = dict(options.metadata)
+    if reserved := sorted(set(_OWN_METADATA) & set(metadata)):
+        raise click.UsageError(f"--metadata {reserved[0]}=…: reserved; choose another name")
     workers = _workers(options)
     if options.video is not None:
         if workers is not None or options.num_envs is not None:
@@ -205,7 +202,7 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
     watch = Watch(report, quiet=options.quiet, tensorboard=plots)
     names = ("on_exist", "split", "record_infos", "level", "facts", "argv", "git_diff")
     recording = {name: getattr(options, name) for name in names}
-    recording |= {"metadata": given} if given else {}
+    recording |= {"metadata": metadata} if metadata else {}
     recording |= {} if options.states is None else {"states": options.states}
     recording |= {"seed": seed, "command": _COMMAND, **limits}
     done: Any
@@ -228,7 +225,7 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
 
 
 def _workers(options: RecordOptions) -> int | None:
-    """Return the number of workers, None for this process. Raises UsageError for options that exclude each other."""
+    """Return the number of workers, or None to record in this process. Raises UsageError."""
     workers, shard = options.workers, options.shard
     if options.engine == "ray" and workers is None:
         raise click.UsageError("--engine ray needs -j, the number of its actors")
@@ -241,7 +238,7 @@ def _workers(options: RecordOptions) -> int | None:
     if workers is None and (given := options.of_workers()):
         raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")
     if workers is None and options.num_envs is not None and options.policy.startswith(("onnx:", "run:")):
-        workers = 1  # these act in single environments; workers have one policy per lane
+        workers = 1  # these policies act in single environments; a worker has one policy per lane
     if workers is not None and (options.vectorization or options.autoreset):
         raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
                                "--autoreset")  # fmt: skip
@@ -254,7 +251,7 @@ def _workers(options: RecordOptions) -> int | None:
 
 @contextmanager
 def _engine(name: str | None, address: str | None) -> Iterator[Any]:
-    """Return the backend of the workers; None for processes of this machine."""
+    """Yield the backend of the workers; None for local processes."""
     if name != "ray":
         yield None
         return
@@ -267,10 +264,10 @@ def _engine(name: str | None, address: str | None) -> Iterator[Any]:
         actors.close()
 
 
-def _seed(given: int | None, directory: Path, resume: bool) -> int:
-    """Return the given seed, that of the resumed run, or a new one."""
-    if given is not None:
-        return given
+def _seed(seed: int | None, directory: Path, resume: bool) -> int:
+    """Return the seed, else that of the resumed run, else a new one."""
+    if seed is not None:
+        return seed
     before = run_settings(directory) if resume else None
     return new_seed() if before is None else int(before["seed"])
 
@@ -285,7 +282,7 @@ def _record_here(env: Any, policy: Any, directory: Path, watch: Watch, options: 
         except Exception as error:
             if directory.is_dir():
                 click.echo(f"steps before the error are in {show.printable(directory)}", err=True)
-            if watch.stop.received:  # Ctrl-C also reaches the processes of an environment, which then fails
+            if watch.stop.received:  # processes of an environment get Ctrl-C, too, and then it fails
                 raise SystemExit(watch.stop.exit_code) from error
             raise
         watch.finish(done)
@@ -294,13 +291,13 @@ def _record_here(env: Any, policy: Any, directory: Path, watch: Watch, options: 
 
 @contextmanager
 def errors_name_options(resumable: Path | None = None) -> Iterator[None]:
-    """Name options instead of the library's arguments; --resume if there is a run to resume."""
+    """Let errors name options, not arguments of the library; and --resume if `resumable` has a run."""
     try:
         yield
     except TraceExists as error:
         first = "--on-exist append"
         if resumable is not None and run_settings(resumable) is not None:
-            first = f"--resume to go on with the run that is in it, {first}"
+            first = f"--resume to continue its run, {first}"
         words = str(error).replace('on_exist="append"', first)
         raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
 
@@ -310,29 +307,29 @@ def errors_name_options(resumable: Path | None = None) -> Iterator[None]:
 
 def _returns(done: Any) -> Any:
     """Return mean, min and max, or None before the first episode."""
-    found = done.returns if hasattr(done, "workers") else (done.mean_return, done.min_return, done.max_return)
-    return None if found is None or None in found else found
+    returns = done.returns if hasattr(done, "workers") else (done.mean_return, done.min_return, done.max_return)
+    return None if returns is None or None in returns else returns
 
 
 def _report(limits: dict[str, float], progress: Any) -> Report:
     """Describe a RolloutProgress, or a Collected, which has workers."""
-    several = hasattr(progress, "workers")
+    has_workers = hasattr(progress, "workers")
     returns, speed = _returns(progress), progress.steps / max(progress.seconds, 1e-9)
-    if several:
+    if has_workers:
         speed = progress.speeds[0]
     values = {"episodes": progress.episodes, "steps_per_second": speed, "bytes": progress.bytes}
     report = Report(
         [
             show.count(progress.episodes, "episode"),
             show.count(progress.steps, "step"),
-            *([] if returns is None else [f"return {show.returned(returns[0])}"]),
+            *([] if returns is None else [f"return {show.return_text(returns[0])}"]),
             f"{show.count(round(speed))} steps/s",
             show.size(progress.bytes),
         ],
         fraction(progress, limits),
         scalars=[(progress.steps, returns, values)],
     )
-    if several:
+    if has_workers:
         values["restarts"] = report.restarts = progress.restarts
         report.details, report.trouble = partial(_table, progress), progress.trouble
     return report
@@ -345,7 +342,7 @@ def _table(progress: Collected) -> Any:
 
     lines = [f"steps/s: {show.speeds(progress.speeds)}", f"for {show.duration(progress.seconds)} so far"]
     if progress.returns is not None:
-        mean, least, most = map(show.returned, progress.returns)
+        mean, least, most = map(show.return_text, progress.returns)
         lines.append(f"returns of the last 100 complete episodes: mean {mean}, {least} to {most}")
     if progress.new_episodes != progress.episodes:
         new = f"{show.count(progress.new_episodes, 'episode')}, {show.count(progress.new_steps, 'step')}"
@@ -368,36 +365,36 @@ def _summarize(
     done: Any, stop: StopSignals, directory: Path, environment: Sequence[str], quiet: bool, as_json: bool
 ) -> int:
     """Print the result, and why the run ended early; return the exit code."""
-    several = hasattr(done, "workers")
+    has_workers = hasattr(done, "workers")
     if as_json:
         show.json_line({**gym_trace.list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
-    elif not quiet and (done.episodes or not several):
-        _print_summary(done, directory, environment, several)
-    if several and done.stopped == "failed":
+    elif not quiet and (done.episodes or not has_workers):
+        _print_summary(done, directory, environment, has_workers)
+    if has_workers and done.stopped == "failed":
         return _abandoned(done)
-    if not (done.stopped == "interrupted" if several else stop.received):
+    if not (done.stopped == "interrupted" if has_workers else stop.received):
         return FINE
-    what = "resume with the same command and --resume" if several else "every step up to here is saved"
-    click.echo(f"{stop.what_happened}; {what}", err=True)
+    advice = "resume with the same command and --resume" if has_workers else "every step up to here is saved"
+    click.echo(f"{stop.what_happened}; {advice}", err=True)
     return stop.exit_code
 
 
-def _print_summary(done: Any, directory: Path, environment: Sequence[str], several: bool) -> None:
-    episodes, steps = (done.new_episodes, done.new_steps) if several else (done.episodes, done.steps)
-    taken = show.taken(steps, done.seconds)
-    if not several:
+def _print_summary(done: Any, directory: Path, environment: Sequence[str], has_workers: bool) -> None:
+    episodes, steps = (done.new_episodes, done.new_steps) if has_workers else (done.episodes, done.steps)
+    throughput = show.throughput(steps, done.seconds)
+    if not has_workers:
         cut = {0: "", 1: ", the last one cut short"}.get(
             done.open_episodes, f", the last {done.open_episodes} cut short"
         )
-        click.echo(f"recorded {show.count(episodes + done.open_episodes, 'episode')}{cut}: {taken}")
+        click.echo(f"recorded {show.count(episodes + done.open_episodes, 'episode')}{cut}: {throughput}")
     elif not episodes and done.stopped == "done":
         click.echo(f"nothing to do: all {show.count(done.episodes, 'episode')} are recorded")
     else:
         restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
         workers = f"with {show.count(len(done.workers), 'worker')}{restarts}"
-        click.echo(f"recorded {show.count(episodes, 'episode')}: {taken} {workers}")
-    if (returns := _returns(done)) is not None and (episodes or not several):
-        click.echo(show.returns(returns, lately=episodes > 100))
+        click.echo(f"recorded {show.count(episodes, 'episode')}: {throughput} {workers}")
+    if (returns := _returns(done)) is not None and (episodes or not has_workers):
+        click.echo(show.returns(returns, only_last=episodes > 100))
     size = "" if is_url(directory) else f"{show.size(LocalStorage(directory).allocated())}, "
     click.echo(f"{show.printable(directory)}: {size}seed {done.seed}\n")
     show.next_commands(directory, environment)

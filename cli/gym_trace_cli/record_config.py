@@ -18,7 +18,7 @@ from gym_trace_cli.options import PATH, EnvArg
 
 _ARGUMENT = "environment"  # ENV_ID in a file
 _NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "shard", "quiet", "as_json")
-_CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
+_ESCAPES = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 
 
 def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -127,8 +127,8 @@ def write_config(ctx: click.Context, path: str, seed: int) -> None:
         value: Any = seed if name == "seed" else ctx.params.get(name)
         if given and name not in (*_NOT_READ, *_NOT_WRITTEN) and value not in (None, ()):
             key = next((key for key, known in _by_key(ctx.command) if known is param), name)
-            shown = [_pair(*one) for one in value] if isinstance(param.type, EnvArg) else value
-            lines.append(f"{key} = {toml_of(shown)}")
+            toml_value = [_pair(*pair) for pair in value] if isinstance(param.type, EnvArg) else value
+            lines.append(f"{key} = {toml_of(toml_value)}")
     try:
         content = "\n".join([*lines, ""]).encode()
         with open(path, "wb") as file:
@@ -140,7 +140,7 @@ def write_config(ctx: click.Context, path: str, seed: int) -> None:
 
 
 def _pair(key: str, value: Any) -> str:
-    """K=V as on the command line: TOML lacks some of what V may be."""
+    """Return K=V as on the command line, because TOML has no null."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
@@ -152,4 +152,4 @@ def toml_of(value: Any) -> str:
         return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(toml_of, value))}]"
-    return '"' + "".join(_CONTROL.get(c, c) for c in value) + '"'
+    return '"' + "".join(_ESCAPES.get(c, c) for c in value) + '"'

@@ -34,7 +34,7 @@ from gym_trace_cli.selection import Selection, selection_options
     option("--schedule S", "Filter episodes: cubic or every:N."),
     source_option(default="simulation"),
     option("--overlay", "Write step, action, reward and return below."),
-    option("--fps N", "Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
+    option("--fps N", "Frames per second. Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
 @recorded_environment_options
 @comparison_options
@@ -66,9 +66,9 @@ def command(
         without_display()
     making = {**recorded.arguments(), **comparison}
     trace = gym_trace.open_trace(directory)
-    chosen = _scheduled(selection.some(trace), schedule)
+    chosen = _scheduled(selection.view_or_error(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
-    frames, made, begin = 0, 0, time.monotonic()
+    frames, videos, begin = 0, 0, time.monotonic()
     with ProgressLine(quiet=quiet) as line:
 
         def count_frame() -> None:
@@ -80,22 +80,22 @@ def command(
         for rendered in gym_trace.render(
             trace, output, chosen, form=form, source=source, on_frame=count_frame, **making, **options
         ):
-            made += 1
+            videos += 1
             if as_json:
                 show.json_line({"episode": rendered.index, "path": str(rendered.path), "frames": rendered.frames})
             else:
                 where = show.printable(rendered.path)
                 click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
-    if not made:
+    if not videos:
         raise RenderingError("nothing rendered; recorded images need --from observations")
 
 
 def _scheduled(view: gym_trace.Trace, schedule: str | None) -> list[int]:
-    """Return positions in the whole trace."""
+    """Return the positions, in the whole trace, that the schedule selects."""
     from gym_trace.recording import schedule_of
 
-    places: list[int] = view.chosen.tolist()
-    chosen = places if schedule is None else list(filter(schedule_of(schedule), places))
+    positions: list[int] = view.chosen.tolist()
+    chosen = positions if schedule is None else list(filter(schedule_of(schedule), positions))
     if not chosen:
         raise TraceError(f"none of {show.count(len(view.whole), 'episode')} matches")
     return chosen

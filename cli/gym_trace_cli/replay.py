@@ -58,7 +58,7 @@ def command(
     comparison: dict[str, Any],
     verification: dict[str, Any],
 ) -> int:
-    """Play recorded episodes in the terminal, in a window, or to a function.
+    """Play recorded episodes in the terminal or a window, or pass them to a function.
 
     Keys: space pauses, left/right seek, Enter steps, up/down change episode,
     +/- change speed, q quits. Without a terminal, prints one line per episode.
@@ -69,29 +69,27 @@ def command(
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
-    chosen = (selection.some if verified else selection.told)(trace).chosen.tolist()
-    ways = {"--callback": callback is not None, "--verify": verified, "--human": human}
-    if sum(ways.values()) > 1:
-        raise click.UsageError(" and ".join(name for name, given in ways.items() if given) + " exclude each other")
-    plays = not (any(ways.values()) or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
+    chosen = (selection.view_or_error if verified else selection.view_or_note)(trace).chosen.tolist()
+    modes = {"--callback": callback is not None, "--verify": verified, "--human": human}
+    if sum(modes.values()) > 1:
+        raise click.UsageError(" and ".join(name for name, given in modes.items() if given) + " exclude each other")
+    in_terminal = not (any(modes.values()) or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
     for name, given in {"--step": stepwise, "--from": source is not None, "--speed": speed is not None}.items():
-        if given and not (plays or (human and name == "--speed")):
+        if given and not (in_terminal or (human and name == "--speed")):
             raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name == "--speed" else ""))
     if verified:
         return verify(trace, chosen, as_json, recorded, comparison, **verification)
+    unused = {"Verification"} if in_terminal or human else {"Verification", "Environment", "Comparison"}
     for param in ctx.command.params:
-        used = {"Verification": False, **dict.fromkeys(("Environment", "Comparison"), plays or human)}
-        if (
-            not used.get(getattr(param, "heading", ""), True)
-            and ctx.get_parameter_source(str(param.name)) != ParameterSource.DEFAULT
-        ):
+        given = ctx.get_parameter_source(str(param.name)) != ParameterSource.DEFAULT
+        if given and getattr(param, "heading", "") in unused:
             raise click.UsageError(f"{param.opts[-1]} needs --verify")
     if human:
         from gym_trace.replay import play_for_humans
 
         for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **recorded.arguments(), **comparison):
             click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
-    elif plays and chosen:
+    elif in_terminal and chosen:
         from gym_trace.replay import Making
 
         return _play(trace, chosen, source, speed or 1.0, stepwise, Making(**recorded.arguments(), **comparison))
@@ -110,7 +108,7 @@ def _play(trace: Trace, chosen: list[int], source: str | None, speed: float, ste
     player = Player(trace, chosen, source, speed, stepwise)
     with Terminal() as terminal:
         player.run(terminal, making)
-    for note in player.notes:
+    for note in player.fallbacks:
         click.echo(show.printable(f"note: {note}"), err=True)
     for damage in player.damages:
         click.echo(f"error: {show.printable(damage)}", err=True)
@@ -124,5 +122,5 @@ def _call_back(trace: Trace, chosen: list[int], callback: Callable[[Any, Any, An
         played, steps = played + 1, steps + len(episode)
         if callback(episode.observations, episode.actions, episode.rewards):
             break
-    took = show.duration(time.monotonic() - begin)
-    click.echo(f"played {show.count(played, 'episode')}, {show.count(steps, 'step')} in {took}", err=True)
+    duration = show.duration(time.monotonic() - begin)
+    click.echo(f"played {show.count(played, 'episode')}, {show.count(steps, 'step')} in {duration}", err=True)

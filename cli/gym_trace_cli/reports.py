@@ -23,7 +23,7 @@ from gym_trace.storage import replaced_file
 
 # Verdicts in JUnit; all others have passed.
 _OUTCOMES = {"differs": "failure", "damaged": "error", "unverifiable": "skipped"}
-_MOST_LISTED = 10  # damaged places in one message
+_MOST_LISTED = 10  # damaged files or ranges in one message
 
 
 def writable_file(value: str) -> Path:
@@ -41,7 +41,7 @@ class Outcome:
     """Result of a whole verification.
 
     ended: "complete", or the reason it ended early; message: the error.
-    needing: Verdict.needed of matching episodes, by index.
+    needed: Verdict.needed of matching episodes, by index.
     """
 
     trace: str
@@ -52,7 +52,7 @@ class Outcome:
     exit_code: int = 0
     versions: dict[str, Any] = field(default_factory=dict)
     damage: list[dict[str, Any]] = field(default_factory=list)
-    needing: dict[int, int] = field(default_factory=dict)
+    needed: dict[int, int] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
 
     @property
@@ -68,7 +68,7 @@ class Outcome:
 class Reports:
     """Report files, renamed into place when complete.
 
-    Rows are kept in temporary files until then. add() takes a verdict as plain data, close() the result.
+    Until then, rows are in temporary files. add() takes a verdict as plain data, close() the result.
     """
 
     def __init__(self, report: Path | None, junit: Path | None):
@@ -130,21 +130,21 @@ def _junit_row(verdict: dict[str, Any], text: str, environment: str, seconds: fl
 
 def _junit_frame(outcome: Outcome) -> tuple[str, str]:
     counted = {kind: outcome.verdicts.get(verdict, 0) for verdict, kind in _OUTCOMES.items()}
-    tests, cut = sum(outcome.verdicts.values()), ""
+    tests, incomplete = sum(outcome.verdicts.values()), ""
     message = "; ".join("{path}: {problem}".format(**damage) for damage in outcome.damage[:_MOST_LISTED])
     if outcome.ended != "complete":
         message = f"{outcome.ended} after {tests} of {outcome.chosen} episodes; {outcome.message}".removesuffix("; ")
     if message:  # otherwise the episodes so far would look complete
-        cut = _test_case("gym-trace", "all episodes", 0.0, "error", outcome.ended, message)
+        incomplete = _test_case("gym-trace", "all episodes", 0.0, "error", outcome.ended, message)
         tests, counted["error"] = tests + 1, counted["error"] + 1
     numbers = f'tests="{tests}" failures="{counted["failure"]}" errors="{counted["error"]}"'
-    taken = f'time="{outcome.seconds:.3f}"'
-    suite = f'name={quoteattr(printable(outcome.trace))} {numbers} skipped="{counted["skipped"]}" {taken}'
+    seconds = f'time="{outcome.seconds:.3f}"'
+    suite = f'name={quoteattr(printable(outcome.trace))} {numbers} skipped="{counted["skipped"]}" {seconds}'
     head = (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="gym-trace verify" {numbers} {taken}>\n'
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="gym-trace verify" {numbers} {seconds}>\n'
         f'<testsuite {suite} timestamp="{outcome.start}">\n'
     )
-    return head, f"{cut}</testsuite>\n</testsuites>\n"
+    return head, f"{incomplete}</testsuite>\n</testsuites>\n"
 
 
 def _test_case(group: str, name: str, seconds: float, kind: str | None, type_: str, message: str) -> str:

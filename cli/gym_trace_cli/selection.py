@@ -17,7 +17,7 @@ from gym_trace_cli.options import POSITIVE, episode_slice
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected episodes. Applied in this order: episodes, where, sample, then sort and limit, best, or worst."""
+    """Selected episodes. Order of the steps: episodes, where, sample, and last sort and limit, or best, or worst."""
 
     episodes: slice | list[int] | None = None
     where: str | None = None
@@ -38,7 +38,7 @@ class Selection:
 
         Without --sort the order is that of the trace, or of --episodes. Raises click.BadParameter.
         """
-        view = trace if self.episodes is None else trace[_places(len(trace), self.episodes)]
+        view = trace if self.episodes is None else trace[_valid_positions(len(trace), self.episodes)]
         if Selection(self.episodes) == self:
             return view
         try:
@@ -47,31 +47,34 @@ class Selection:
             names = (name for name in ("where", "sort", "best", "worst") if getattr(self, name) is not None)
             raise click.BadParameter(str(error), param_hint=" / ".join(f"'--{name}'" for name in names)) from error
 
-    def some(self, trace: gym_trace.Trace) -> gym_trace.Trace:
-        """Like view. Raises TraceError if a selection has no episodes."""
+    def view_or_error(self, trace: gym_trace.Trace) -> gym_trace.Trace:
+        """Return view(). Raises TraceError if a selection has no episodes."""
         view = self.view(trace)
         if not len(view) and not self.is_all:
-            raise TraceError(self.nothing(trace))
+            raise TraceError(self.empty_message(trace))
         return view
 
-    def told(self, trace: gym_trace.Trace) -> gym_trace.Trace:
-        """Like view. Prints a note if that has no episodes."""
+    def view_or_note(self, trace: gym_trace.Trace) -> gym_trace.Trace:
+        """Return view(). Print a note if it has no episodes."""
         view = self.view(trace)
         if not len(view):
-            click.echo(self.nothing(trace), err=True)
+            click.echo(self.empty_message(trace), err=True)
         return view
 
-    def nothing(self, trace: gym_trace.Trace) -> str:
+    def empty_message(self, trace: gym_trace.Trace) -> str:
         """Return the message for an empty selection."""
         if not len(trace):
-            return f"{show.printable(trace.directory)}: holds no episode"
+            return f"{show.printable(trace.directory)}: has no episodes"
         problem = f"none of {show.count(len(trace), 'episode')} matches"
         if self.best is None and self.worst is None:
             return problem
         return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
 
-    def of_one_of_several(self, trace: gym_trace.Trace) -> Any:
-        """Return the positions, (n,) int64, in one trace of many: none if it lacks the named episodes or keys."""
+    def chosen_in(self, trace: gym_trace.Trace) -> Any:
+        """Return the selected positions, (n,) int64, in one of several traces.
+
+        A trace without the episodes, or the keys of infos, that the selection names has no selected position.
+        """
         from gym_trace.playback import NoSuchKey
 
         try:
@@ -98,13 +101,13 @@ def _order(value: str) -> str:
     return value
 
 
-def _selection(**given: Any) -> Selection:
-    if given["seed"] is not None and given["sample"] is None:
+def _selection(**options: Any) -> Selection:
+    if options["seed"] is not None and options["sample"] is None:
         raise click.UsageError("--seed: needs --sample; pass both")
-    ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if given[name] is not None]
+    ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if options[name] is not None]
     if len(ordered) > 1 and ordered != ["--sort", "--limit"]:
         raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
-    return Selection(**given)
+    return Selection(**options)
 
 
 selection_options = section(
@@ -132,7 +135,7 @@ def episode_index(trace: gym_trace.Trace, episode: int) -> int:
     return range(len(trace))[episode]
 
 
-def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:
+def _valid_positions(length: int, episodes: slice | list[int]) -> slice | list[int]:
     """Return valid positions, each once. Raises click.BadParameter."""
     if isinstance(episodes, slice):
         return episodes

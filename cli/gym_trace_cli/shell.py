@@ -1,4 +1,4 @@
-"""gym-trace shell: a Python prompt with an environment that stands at a recorded step"""
+"""gym-trace shell: a Python prompt with an environment at a recorded step"""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def command(
     episode = episode_index(trace, episode)
     env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **recorded.arguments(), **comparison)
     try:
-        here: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
+        names: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
         begin = env.replay_start  # type: ignore[attr-defined]
-        _prompt(here, _banner(trace, episode, step, begin))
+        _prompt(names, _banner(trace, episode, step, begin))
     finally:
         env.close()
     return FINE
@@ -59,13 +59,13 @@ def command(
 def _banner(trace: gym_trace.Trace, index: int, step: int, begin: int) -> str:
     recorded = trace[index]
     name = trace.writer_of(index).about.environment.get("id") or "the environment"
-    goes_on = f"env.step(episode.actions[{step}]) repeats the recorded step"
+    next_step = f"env.step(episode.actions[{step}]) repeats the recorded step"
     if step == len(recorded):
-        goes_on = "the recorded episode ends here"
+        next_step = "the recorded episode ends here"
     compared = f"started from the state before step {begin}, steps since match" if begin else "all steps so far match"
     lines = (
         f"env: {name} before step {step} of {len(recorded)} of episode {index}; {compared}",
-        f"also trace, episode, step; {goes_on}",
+        f"also trace, episode, step; {next_step}",
     )
     return "\n".join(map(show.printable, lines))
 

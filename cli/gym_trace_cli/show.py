@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
-_NARROWEST, _HEADING = 8, 7  # characters that a column of text, and a heading, are cut to at most
-_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # never cut
+_MIN_TEXT, _MIN_HEAD = 8, 7  # widths of the narrowest column of text, and heading of figures
+_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # times are never cut
 
 
 def count(number: int, noun: str | None = None) -> str:
@@ -79,30 +79,30 @@ def share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def returned(value: Return) -> str:
+def return_text(value: Return) -> str:
     """A return, or those of several objectives: [12.35, -3]."""
     return f"[{', '.join(map(number, value))}]" if isinstance(value, tuple) else number(value)
 
 
-def returns(found: tuple[Return, Return, Return], lately: bool) -> str:
-    """Format mean, min and max of the returns of complete episodes. lately: these are only the last 100."""
-    of, (mean, least, most) = "the last 100 complete episodes" if lately else "complete episodes", map(returned, found)
-    return f"return of {of}: {mean} on average, from {least} to {most}"
+def returns(spread: tuple[Return, Return, Return], only_last: bool) -> str:
+    """Format mean, min and max of the returns of complete episodes. only_last: of the last 100 of them."""
+    mean, least, most = map(return_text, spread)
+    return f"return of {'the last 100 ' * only_last}complete episodes: {mean} on average, from {least} to {most}"
 
 
-def taken(steps: int, seconds: float) -> str:
+def throughput(steps: int, seconds: float) -> str:
     """Format steps, time and throughput: 200 steps in 1.5 s (133 steps/s)."""
     return f"{count(steps, 'step')} in {duration(seconds)} ({count(round(steps / max(seconds, 1e-9)))} steps/s)"
 
 
-def speeds(speeds: Sequence[float]) -> str:
+def speeds(rates: Sequence[float]) -> str:
     """Steps per second over 10 s, 1 min and 5 min."""
-    ten, minute, five = (count(round(speed)) for speed in speeds)
+    ten, minute, five = (count(round(rate)) for rate in rates)
     return f"{ten} over 10 s, {minute} over 1 min, {five} over 5 min"
 
 
 def damage(path: str, start: int, end: int, problem: str) -> str:
-    """Format a damaged place; start and end in bytes, both 0 for the whole file."""
+    """Format a damaged range of a file; start and end in bytes, both 0 for the whole file."""
     where = f"bytes {start} to {end}: " if end else ""
     return printable(f"{path}: {where}{problem}")
 
@@ -135,7 +135,7 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def draws() -> bool:
+def can_chart() -> bool:
     """Return True if stdout is a terminal that can show charts."""
     return is_terminal(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower()
 
@@ -161,30 +161,30 @@ def folded(text: str, indent: int, stream: TextIO) -> str:
     """Fold text after an indent to the width of a terminal; elsewhere return it as it is."""
     if not is_terminal(stream):
         return text
-    room = max(20, shutil.get_terminal_size().columns - indent)
-    return f"\n{' ' * indent}".join(textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""])
+    width = max(20, shutil.get_terminal_size().columns - indent)
+    return f"\n{' ' * indent}".join(textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False) or [""])
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False, keys: int = 0) -> None:
     """Print rows under headings, figures flush right. Memory does not grow with the rows.
 
     fitted: shorten text to the width of a terminal, the widest columns first.
-    keys: columns at the left that name a row. With them, a row is a block of lines where headings would not fit.
+    keys: number of first columns that identify a row. With keys, rows become blocks of lines if headings do not fit.
     """
-    room = shutil.get_terminal_size().columns if fitted and is_terminal(sys.stdout) else None
+    available = shutil.get_terminal_size().columns if fitted and is_terminal(sys.stdout) else None
     rows = ([printable(cell) for cell in row] for row in rows)
     block = list(islice(rows, _TABLE_BLOCK))
     right = [all(_FIGURE.match(row[i]) for row in block if row[i]) for i in range(len(headings))]
     widths = [len(heading) for heading in headings]
-    shown = _fitted(_widened(widths, block), block, right, room)
-    if keys and room is not None and (sum(shown) + 2 * len(shown) - 2 > room or any(map(int.__lt__, shown, widths))):
+    first = _fitted(_widened(widths, block), block, right, available)
+    if keys and available is not None and (_total(first) > available or any(map(int.__lt__, first, widths))):
         for row in chain(block, rows):
             title("  ".join(f"{heading} {cell}" for heading, cell in zip(headings[:keys], row)))
             facts(list(zip(headings, row))[keys:])
         return
-    lines = [click.style(_line(headings, shown, right), bold=is_terminal(sys.stdout))]
+    lines = [click.style(_line(headings, first, right), bold=is_terminal(sys.stdout))]
     while block:
-        widths = _fitted(_widened(widths, block), block, right, room)
+        widths = _fitted(_widened(widths, block), block, right, available)
         click.echo("\n".join([*lines, *(_line(row, widths, right) for row in block)]))
         lines, block = [], list(islice(rows, _TABLE_BLOCK))
     if lines:
@@ -195,14 +195,18 @@ def _widened(widths: list[int], block: list[Sequence[str]]) -> list[int]:
     return [max(width, *(len(row[i]) for row in block)) if block else width for i, width in enumerate(widths)]
 
 
-def _fitted(widths: list[int], block: list[Sequence[str]], right: list[bool], room: int | None) -> list[int]:
+def _total(widths: list[int]) -> int:
+    return sum(widths) + 2 * len(widths) - 2
+
+
+def _fitted(widths: list[int], block: list[Sequence[str]], right: list[bool], available: int | None) -> list[int]:
     """Return widths narrowed to fit, the widest first. Figures are never cut."""
-    if room is None:
+    if available is None:
         return widths
-    widths, excess = list(widths), sum(widths) + 2 * len(widths) - 2 - room
+    widths, excess = list(widths), _total(widths) - available
     figures = _widened([0] * len(widths), block)
     least = [
-        max(figures[i], min(widths[i], _HEADING)) if flush or all(_TIME.match(row[i]) for row in block) else _NARROWEST
+        max(figures[i], min(widths[i], _MIN_HEAD)) if flush or all(_TIME.match(row[i]) for row in block) else _MIN_TEXT
         for i, flush in enumerate(right)
     ]
     for _ in range(excess):
@@ -218,7 +222,7 @@ def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Shorten text to its beginning and end, which distinguish names."""
+    """Shorten text by its middle: beginning and end distinguish names."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -235,17 +239,17 @@ def command(*words: str) -> str:
     return f"`{line}`" if "'" in line else f"'{line}'"
 
 
-def leading_commands(directory: Path, episode: int, step: int, environment: Sequence[str] | None) -> None:
-    """Print the commands that lead to a recorded step. environment: options to make it with; None: it cannot stand."""
-    place = [str(directory), "--episode", str(episode), "--step", str(step)]
-    shell = [] if environment is None else [["shell", *place, *environment]]
-    for words in (*shell, ["view", *place]):
+def step_commands(directory: Path, episode: int, step: int, environment: Sequence[str] | None) -> None:
+    """Print the commands that open a recorded step. environment: options that rebuild it; None: no 'shell' command."""
+    step_words = [str(directory), "--episode", str(episode), "--step", str(step)]
+    shell = [] if environment is None else [["shell", *step_words, *environment]]
+    for words in (*shell, ["view", *step_words]):
         click.echo(f"  {printable(shlex.join(['gym-trace', *words]))}")
 
 
 def next_commands(directory: Path, environment: Sequence[str]) -> None:
-    """Print the next commands for a recorded trace. environment: options to make its environment with."""
+    """Print the next commands for a recorded trace. environment: options that rebuild its environment."""
     click.echo("next:")
-    # Without a terminal, replay takes no such options.
+    # replay takes these options only on a terminal.
     for words in (["stats", str(directory)], ["verify" if environment else "replay", str(directory), *environment]):
         click.echo(f"  {printable(shlex.join(['gym-trace', *words]))}")

@@ -18,4 +18,4 @@ def main(prog_name: str | None = None) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(SIGNALLED + number)  # nothing is begun yet, or all is done
+    os._exit(SIGNALLED + number)  # the command has not begun, or is complete

@@ -19,7 +19,7 @@ from gym_trace_cli.column_tables import (
     Table,
     index,
     moments_table,
-    notes_of,
+    omissions,
     print_tables,
     rows_of,
     varied_row,
@@ -38,7 +38,7 @@ _BAR, _CHART = 20, 40  # characters
 
 
 def _plot_file(value: str) -> Path:
-    """Check --plot, a file for a picture."""
+    """Check --plot: a writable file that ends in .svg or .png."""
     if os.path.splitext(value)[1].lower() not in (".svg", ".png"):
         raise click.BadParameter(f"{show.printable(value)}: unknown ending; choose a name that ends in .svg or .png")
     return writable_file(value)
@@ -67,8 +67,8 @@ def command(
     gym-trace stats traces/cartpole --by split
     gym-trace stats traces/cartpole --plot cartpole.svg
     """
-    plot_episodes = None if plot is None else gym_trace.plot_episodes  # first: a missing extra ends the command at once
-    trace = selection.told(gym_trace.open_trace(directory))
+    plot_episodes = None if plot is None else gym_trace.plot_episodes  # a missing extra fails before the work
+    trace = selection.view_or_note(gym_trace.open_trace(directory))
     with ProgressLine(quiet=not columns) as progress:
         summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
     if plot is not None and plot_episodes is not None:
@@ -90,7 +90,7 @@ def _print_summary(summary: Summary) -> None:
     if summary.get("groups"):
         _print_groups(summary)
     if summary["storage"] is not None:
-        show.title("bytes a column")
+        show.title("bytes per column")
         _print_storage(summary["storage"])
     for name, described in _groups_with_columns(summary):
         _print_columns(described, f" of {name}" if name else "")
@@ -106,8 +106,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "episodes", episodes
     yield "outcomes", _outcomes(summary["outcomes"])
     if summary["complete"] < summary["episodes"]:
-        yield "complete", f"{show.count(summary['complete'])}: return and length are theirs; for others --by outcome"
-    repeated = f", and {show.count(summary['repeated_steps'])} that repeat the episode branched from"
+        yield "complete", f"{show.count(summary['complete'])}: return and length count only these; see --by outcome"
+    repeated = f", plus {show.count(summary['repeated_steps'])} that branches repeat"
     yield "steps", show.count(summary["steps"]) + (repeated if summary["repeated_steps"] else "")
     if duration["wall"] is not None:
         yield "recorded in", show.duration(duration["wall"])
@@ -130,19 +130,19 @@ def _outcomes(outcomes: dict[str, int]) -> str:
 
 def _print_spreads(summary: Summary) -> None:
     spreads = dict(_spreads(summary))
-    show.table(("", *_SPREAD), [(name, *_spread(spread)) for name, spread in spreads.items()])
+    show.table(("", *_SPREAD), [(name, *_cells(spread)) for name, spread in spreads.items()])
     for name, spread in spreads.items():
         if spread["nan"] or spread["inf"]:
             found = [(spread["nan"], "with NaN"), (spread["inf"], "with an infinity")]
-            left_out = [f"{show.count(number, 'episode')} {what}" for number, what in found if number]
-            click.echo(f"{name}: skipped {' and '.join(left_out)}")
-    if show.draws() and summary["episodes"] > 1:
+            skipped = [f"{show.count(number, 'episode')} {what}" for number, what in found if number]
+            click.echo(f"{name}: skipped {' and '.join(skipped)}")
+    if show.can_chart() and summary["episodes"] > 1:
         click.echo()
         show.facts(_charts(summary))
 
 
 def _spreads(summary: Summary) -> Iterator[tuple[str, Summary]]:
-    """The return, or that of each objective of rewards that are several numbers; that of each agent; the length."""
+    """Yield names and spreads: of the return, or of each objective; of the return of each agent; of the length."""
     objectives = summary["objectives"]
     if summary["return"]["count"] or not objectives:
         yield "return", summary["return"]
@@ -151,10 +151,10 @@ def _spreads(summary: Summary) -> Iterator[tuple[str, Summary]]:
     yield "length", summary["length"]
 
 
-def _spread(spread: Summary) -> list[str]:
+def _cells(spread: Summary) -> list[str]:
     quantiles = spread["quantiles"]
-    shown = (spread["mean"], spread["std"], spread["min"], quantiles["5"], quantiles["25"])
-    return [number(value) for value in (*shown, spread["median"], quantiles["75"], quantiles["95"], spread["max"])]
+    first = (spread["mean"], spread["std"], spread["min"], quantiles["5"], quantiles["25"])
+    return [number(value) for value in (*first, spread["median"], quantiles["75"], quantiles["95"], spread["max"])]
 
 
 def _charts(summary: Summary) -> Iterator[tuple[str, str]]:
@@ -167,8 +167,8 @@ def _charts(summary: Summary) -> Iterator[tuple[str, str]]:
     if len(curve) > 1:
         charts.append(("return over time", min(curve), max(curve), show.curve(curve, _CHART)))
     indent = max((len(number(least)) for _, least, _, _ in charts), default=0)
-    for name, least, largest, drawn in charts:
-        yield name, f"{number(least).rjust(indent)} ▕{drawn}▏ {number(largest)}"
+    for name, least, largest, chart in charts:
+        yield name, f"{number(least).rjust(indent)} ▕{chart}▏ {number(largest)}"
 
 
 def _print_groups(summary: Summary) -> None:
@@ -184,7 +184,7 @@ def _print_groups(summary: Summary) -> None:
     known = {name: dict(_spreads(group)) for name, group in groups.items()}
     for what in dict.fromkeys(what for spreads in known.values() for what in spreads):
         click.echo()
-        rows = [(name, *_spread(spreads[what])) for name, spreads in known.items() if what in spreads]
+        rows = [(name, *_cells(spreads[what])) for name, spreads in known.items() if what in spreads]
         show.table((what, *_SPREAD), rows)
 
 
@@ -211,9 +211,9 @@ def _groups_with_columns(summary: Summary) -> Iterator[tuple[str, Summary]]:
             yield show.printable(name), group
 
 
-def _print_columns(described: Summary, of: str) -> None:
+def _print_columns(described: Summary, of_group: str) -> None:
     rewards = described["rewards"]
-    show.title(f"rewards{of}")
+    show.title(f"rewards{of_group}")
     objectives = [(f"rewards{index(known['index'])}", known) for known in rewards["objectives"]]
     single = [("rewards", rewards)] if rewards["count"] or not objectives else []
     print_tables(table for table in (moments_table(single + objectives, _MOMENTS), _counts_table(single)) if table[1])
@@ -221,7 +221,7 @@ def _print_columns(described: Summary, of: str) -> None:
         click.echo(f"rewards: {show.count(rewards['misfits'])} skipped, not numbers")
     for name in ("actions", "observations"):
         if described[name]:
-            show.title(f"{name}{of}")
+            show.title(f"{name}{of_group}")
             _print_leaves(described[name])
 
 
@@ -229,7 +229,7 @@ def _print_leaves(leaves: Sequence[Summary]) -> None:
     measured: list[tuple[str, Summary]] = []
     counted: list[tuple[str, Summary]] = []
     varied: list[list[str]] = []
-    notes = []
+    omitted = []
     for leaf in leaves:
         path = show.printable("/".join(map(str, leaf["path"])))
         if "distinct" in leaf:
@@ -237,46 +237,45 @@ def _print_leaves(leaves: Sequence[Summary]) -> None:
         else:
             for label, known in rows_of(path, leaf):
                 (measured if "mean" in known else counted).append((label, known))
-        notes += notes_of(path, leaf)
+        omitted += omissions(path, leaf)
     tables = moments_table(measured, _MOMENTS), _counts_table(counted), (["", "distinct", "examples"], varied)
     print_tables(table for table in tables if table[1])
-    for note in notes:
-        click.echo(note)
+    for line in omitted:
+        click.echo(line)
 
 
 def _counts_table(counted: list[tuple[str, Summary]]) -> Table:
     headings, rows = ["", "value", "count", "share", ""], []
-    draws = show.draws() and any(
-        "mean" not in tally for _, tally in counted
-    )  # columns with moments are drawn beside them
+    # The table of moments already has the curves of columns with a mean.
+    has_curves = show.can_chart() and any("mean" not in tally for _, tally in counted)
     for label, tally in counted:
-        curves = chain([show.curve(tally["curve"], _BAR)], repeat("")) if draws else repeat("")
+        curves = chain([show.curve(tally["curve"], _BAR)], repeat("")) if has_curves else repeat("")
         rows += [[label, *cells, curve] for cells, curve in zip(_tally(tally), curves)]
-    return [*headings, OVER_TIME if draws else ""], rows
+    return [*headings, OVER_TIME if has_curves else ""], rows
 
 
 def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of value, count, share and a bar: the most frequent values, or the bins of a histogram."""
+    """Yield value, count, share and bar of the most frequent values, or of the bins of a histogram."""
     if "histogram" in tally:
         counts = _fewer_bins(**tally["histogram"])
-        left_out: list[int] = []
+        others: list[int] = []
     else:
         ranked = sorted(tally["values"], key=lambda pair: -pair[1])
-        kept = sorted(ranked) if len(ranked) <= MOST_ROWS else ranked[:MOST_ROWS]
-        counts = [(f"{value:.6g}" if isinstance(value, float) else str(value), count) for value, count in kept]
-        left_out = [count for _, count in ranked[MOST_ROWS:]]
-    total = sum(count for _, count in counts) + sum(left_out)
+        listed = sorted(ranked) if len(ranked) <= MOST_ROWS else ranked[:MOST_ROWS]
+        counts = [(f"{value:.6g}" if isinstance(value, float) else str(value), count) for value, count in listed]
+        others = [count for _, count in ranked[MOST_ROWS:]]
+    total = sum(count for _, count in counts) + sum(others)
     highest = max((count for _, count in counts), default=1)
     for value, count in counts:
-        bar = "█" * round(_BAR * count / highest) if show.draws() else ""
+        bar = "█" * round(_BAR * count / highest) if show.can_chart() else ""
         yield value, show.count(count), show.share(count, total), bar
-    if left_out:
-        yield f"{show.count(len(left_out))} others", show.count(sum(left_out)), show.share(sum(left_out), total), ""
+    if others:
+        yield f"{show.count(len(others))} others", show.count(sum(others)), show.share(sum(others), total), ""
 
 
 def _fewer_bins(edges: list[float], counts: list[int]) -> list[tuple[str, int]]:
-    together, bins = -(-len(counts) // MOST_ROWS), []
-    for start in range(0, len(counts), together):
-        end = min(start + together, len(counts))
+    bins_per_row, bins = -(-len(counts) // MOST_ROWS), []
+    for start in range(0, len(counts), bins_per_row):
+        end = min(start + bins_per_row, len(counts))
         bins.append((f"{number(edges[start])} to {number(edges[end])}", sum(counts[start:end])))
     return bins

@@ -20,7 +20,7 @@ _OUTPUTS = (1, 2)
 
 @contextmanager
 def spared_children() -> Iterator[None]:
-    """Shield processes started within from the Ctrl-C of a terminal: we end them in order.
+    """Shield processes started in the block from Ctrl-C in the terminal: the command ends them in order.
 
     Unless forked, they import nothing from the current directory while they start.
     """
@@ -76,10 +76,10 @@ def _leave_terminals(number: int, terminals: list[int]) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
-_active: list[None] = []  # commands
+_active: list[None] = []  # one entry per running command
 
 
-def _in_a_child() -> None:
+def _reset_in_child() -> None:
     """Let forked processes, such as those of an environment, end by SIGTERM and SIGHUP."""
     if _active:
         _active.clear()
@@ -88,19 +88,19 @@ def _in_a_child() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_in_a_child)
+os.register_at_fork(after_in_child=_reset_in_child)
 
 
 class StopSignals:
-    """Note the first Ctrl-C, SIGTERM or SIGHUP, to end between two steps; a second one acts at once.
+    """Defer the first Ctrl-C, SIGTERM or SIGHUP, so that the command ends between two steps; a second one acts at once.
 
     Attributes:
         received: number of the signal, or 0.
-        notes: False if there is nothing to save yet: the first signal acts at once, too.
+        defers: False while the command has nothing to save: the first signal acts at once, too.
     """
 
-    def __init__(self, notes: bool = True) -> None:
-        self.received, self.notes = 0, notes
+    def __init__(self, defers: bool = True) -> None:
+        self.received, self.defers = 0, defers
         self._before: dict[int, Any] = {}
         self._terminals: list[int] = []
 
@@ -126,7 +126,7 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         _leave_terminals(number, self._terminals)
         first, self.received = not self.received, self.received or number
-        if first and self.notes:
+        if first and self.defers:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt

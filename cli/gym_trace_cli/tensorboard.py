@@ -29,7 +29,7 @@ class Scalars:
     def add(self, steps: int, returns: tuple[Return, Return, Return] | None, **values: float) -> None:
         """Write values. returns: mean, min and max of the last episodes; None before the first."""
         for name, value in zip(("mean", "min", "max"), returns or ()):
-            if isinstance(value, tuple):  # a curve an objective
+            if isinstance(value, tuple):  # one curve per objective
                 values |= {f"return/{name}/{i}": part for i, part in enumerate(value)}
             else:
                 values[f"return/{name}"] = value

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
-_SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # with their own options
+_SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # settings that have an option
 _LIMITS = ("steps", "seconds", "until_return")
-_OF_TRAIN = (
+_TRAIN_ARGUMENTS = (
     *("trust", "begin_with", "seed", "argv", "git_diff", "stall_timeout", "max_restarts", "niceness", "cpus"),
     *("checkpoint_seconds", "keep", "milestone_seconds"),
 )
-_ALWAYS = {"as_json", "quiet", "trust", "config"}
-_OF_RESUME = {"resume", "steps", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep"}
-_OF_RESUME |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
-_OF_ENVIRONMENT = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
+_COMMON_OPTIONS = {"as_json", "quiet", "trust", "config"}
+_RESUME_OPTIONS = {"resume", "steps", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep"}
+_RESUME_OPTIONS |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
+_ENVIRONMENT_OPTIONS = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
 
@@ -65,8 +65,8 @@ def _processors(value: str) -> list[int]:
     return [int(part) for part in value.split(",")]
 
 
-class _Exchanging(EnvArg):
-    """--pbt: a number of steps, or NAME=VALUE."""
+class _ExchangeArg(EnvArg):
+    """Value of --pbt: a number of steps, or NAME=VALUE."""
 
     def pair(self, value: str) -> tuple[str, Any]:
         return ("period", int(value)) if value.isdecimal() else super().pair(value)
@@ -94,8 +94,8 @@ class TrainOptions:
     output: str | None = opt("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH, under="Run")
     resume: str | None = opt("--resume DIR", "Resume a run, or extend it with --steps.", PATH)
     verified: str | None = opt("--verify DIR", "Prove a run; exit 3 if something differs.", PATH)
-    no_replay: bool = opt("--no-replay", "With --verify: do not play the episodes again.")
-    anchor: str | None = opt("--anchor FILE", "Write, or compare, the log's head: a file, git-note.")
+    no_replay: bool = opt("--no-replay", "With --verify: do not replay the episodes.")
+    anchor: str | None = opt("--anchor FILE", "File or git-note: append the log's head, or compare.")
     trust: bool = opt("--trust", "Allow imports and calls that only the run names.")
     begin_with: str | None = opt("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.")
     seed: int | None = opt("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE)
@@ -113,7 +113,7 @@ class TrainOptions:
     )
     num_envs: int | None = opt("--num-envs N", "Environments per worker. Default: 16.", POSITIVE)
     rollout: int | None = opt("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE)
-    inference: str | None = opt("--inference WHO", "Sampled by: actor or server. Default: actor.", ["actor", "server"])
+    inference: str | None = opt("--inference WHO", "Sampler: actor or server. Default: actor.", ["actor", "server"])
     no_learn: bool = opt("--no-learn", "Only collect, to measure throughput.")
     stall_timeout: float = opt("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0)
     max_restarts: int = opt("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100)
@@ -129,7 +129,7 @@ class TrainOptions:
     )
     policies: int | None = opt("--policies N", "Train a population of N policies.", POSITIVE)
     exchange: Sequence[tuple[str, Any]] = opt(
-        "--pbt STEPS", "Exchange interval, or NAME=VALUE. Default: 100000.", _Exchanging("gap=0.5"), multiple=True
+        "--pbt STEPS", "Exchange interval, or NAME=VALUE. Default: 100000.", _ExchangeArg("gap=0.5"), multiple=True
     )
     checkpoint_seconds: float = opt(
         "--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0
@@ -161,16 +161,16 @@ def command(ctx: click.Context, /, options: TrainOptions) -> int:
         raise click.UsageError("pass one of ENV_ID, --make MODULE:FUNCTION, --resume DIR and --verify DIR")
     _refuse_options(ctx, dict(options.settings))
     if options.trust:
-        look_in_current_directory()  # may have what the run names
+        look_in_current_directory()  # for modules that the run names
     find_here(str(dict(options.settings).get("model") or "").partition(":")[0])
     if options.verified is not None:
-        _refuse_others(ctx, "--verify", {"verified", "no_replay", "anchor"} | _OF_ENVIRONMENT | _ALWAYS)
+        _refuse_others(ctx, "--verify", {"verified", "no_replay", "anchor"} | _ENVIRONMENT_OPTIONS | _COMMON_OPTIONS)
         return _verify(named if named.factory else None, options)
     if options.no_replay:
         raise click.UsageError("--no-replay: needs --verify DIR")
-    given = {name: getattr(options, name) for name in (*_LIMITS, *_OF_TRAIN)}
+    given = {name: getattr(options, name) for name in (*_LIMITS, *_TRAIN_ARGUMENTS)}
     if options.resume is not None:
-        _refuse_others(ctx, "--resume", _OF_RESUME | _ALWAYS)
+        _refuse_others(ctx, "--resume", _RESUME_OPTIONS | _COMMON_OPTIONS)
         named, about = environment_of(options.resume, options.trust)
         return _train(named, Path(options.resume), options, resume=True, describe=about, **given)
     if all(given[name] is None for name in _LIMITS):
@@ -189,7 +189,7 @@ def command(ctx: click.Context, /, options: TrainOptions) -> int:
 
 
 def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
-    """Raises UsageError for an option in --set, InvalidOption for an unknown setting."""
+    """Raise UsageError for an option in --set, InvalidOption for an unknown setting."""
     from gym_trace.training import Settings, settings_from
 
     options = {name: param for param in ctx.command.params for name in (str(param.name), param.opts[-1].lstrip("-"))}
@@ -202,11 +202,11 @@ def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
             settings_from({name: settings[name]})
 
 
-def _refuse_others(ctx: click.Context, mode: str, taken: set[str]) -> None:
-    """Raises UsageError for options that a mode does not accept."""
+def _refuse_others(ctx: click.Context, mode: str, allowed: set[str]) -> None:
+    """Raise UsageError for options that a mode does not accept."""
     for param in ctx.command.params:
         given = ctx.get_parameter_source(str(param.name)) not in (ParameterSource.DEFAULT, None)
-        if given and param.name not in taken:
+        if given and param.name not in allowed:
             raise click.UsageError(f"{mode}: {param.opts[-1]} cannot change; omit it")
 
 
@@ -217,7 +217,7 @@ def _train(
     from gym_trace.proof import write_anchor
     from gym_trace.training import runs_in
 
-    train = gym_trace.train  # first, because PyTorch may be missing
+    train = gym_trace.train  # first: PyTorch may be missing
     if arguments["until_return"] is None and arguments.get("resume"):
         del arguments["until_return"]
     if arguments.get("steps") is None:
@@ -255,7 +255,7 @@ def _verify(make_env: NamedEnvironment | None, options: TrainOptions) -> int:
 
     directory = str(options.verified)
     if make_env is None and runs_in(directory)[0].about.get("environment") is not None:
-        with suppress(InvalidOption):  # it is not trusted; what is proved without it is
+        with suppress(InvalidOption):  # untrusted: prove what needs no environment
             make_env, _ = environment_of(directory, options.trust)
     with StopSignals() as stop, ProgressLine(quiet=options.quiet) as line:
 
@@ -271,7 +271,7 @@ def _verify(make_env: NamedEnvironment | None, options: TrainOptions) -> int:
 
 
 def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[str, Any]]:
-    """Return the environment of a run, and its entry in run.json. Raises as described_environment()."""
+    """Return the environment of a run, and its entry in run.json. Raises the errors of described_environment()."""
     from gym_trace.training import described_environment
 
     known = described_environment(directory, trust)
@@ -283,7 +283,7 @@ def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[
 
 
 def trust_of(named: NamedEnvironment) -> str:
-    """Return " --trust" if resuming a run in it needs that, or ""."""
+    """Return " --trust" if resuming a run in this environment needs that, else ""."""
     from gym_trace.training import needs_trust
 
     return " --trust" if needs_trust({**named.described(), "imports": named.imports}) else ""
@@ -308,7 +308,7 @@ def _report(limits: dict[str, float], progress: Trained) -> Report:
 def _line(progress: Trained) -> list[str]:
     if not progress.steps and set(progress.workers) <= {"starting"}:
         return ["starting"]
-    returns = [] if progress.returns is None else [f"return {show.returned(progress.returns[0])}"]
+    returns = [] if progress.returns is None else [f"return {show.return_text(progress.returns[0])}"]
     speed = f"{show.count(round(progress.speeds[0]))} steps/s"
     return [show.count(progress.steps, "step"), *returns, speed, f"version {show.count(progress.version)}"]
 
@@ -329,7 +329,7 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
     facts = [("steps/s", show.speeds(progress.speeds))]
     for name, spread in (("returns", progress.returns), ("lengths", progress.lengths)):
         if spread is not None:
-            mean, least, most = map(show.returned, spread)
+            mean, least, most = map(show.return_text, spread)
             facts.append((name, f"mean {mean}, {least} to {most}"))
     youngest, age, oldest = progress.lags
     dropped = f", {show.count(progress.dropped, 'rollout')} dropped" if progress.dropped else ""
@@ -337,14 +337,14 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
     for name, parts in (("workers", _WORKERS), ("learner", _LEARNER)):
         shares = [f"{progress.shares[part]:.0%} {part}" for part in parts if part in progress.shares]
         states = [f"{number} {state}" for state, number in Counter(progress.workers).items()]
-        said = ", ".join(shares) + (f" ({', '.join(states)})" if states and parts is _WORKERS else "")
-        facts.append((name, said.strip() or "starting"))
+        text = ", ".join(shares) + (f" ({', '.join(states)})" if states and parts is _WORKERS else "")
+        facts.append((name, text.strip() or "starting"))
     losses = [
         f"{word} {show.number(progress.losses[name])}" for name, word in _LOSSES.items() if name in progress.losses
     ]
     facts.append(("losses", ", ".join(losses) or "-"))
     for number, other in enumerate(progress.others, 1):
-        mean = "none yet" if other.returns is None else f"{show.returned(other.returns[0])}"
+        mean = "none yet" if other.returns is None else f"{show.return_text(other.returns[0])}"
         speed = show.count(round(other.speeds[0]))
         facts.append((f"policy {number}", f"return {mean}, {speed} steps/s, version {show.count(other.version)}"))
     facts.append(("time", f"{show.duration(progress.seconds)} so far"))
@@ -368,7 +368,7 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
     policies = [done, *done.others]
     best = max(policies, key=_mean)
     run = directory / best.directory.name if done.others else directory
-    where, learnt, trace = (show.printable(shlex.quote(str(path))) for path in (directory, run, run / "trace"))
+    all_runs, best_run, trace = (show.printable(shlex.quote(str(path))) for path in (directory, run, run / "trace"))
     version = f"version {show.count(done.version)}"
     version += f", of {show.count(done.steps, 'step')}" if done.new_steps != done.steps else ""
     if not done.new_steps and done.stopped == "done":
@@ -379,19 +379,19 @@ def _print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> N
     else:
         restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
         workers = f"{show.count(len(done.workers), 'worker')}{restarts}"
-        click.echo(f"learned from {show.taken(done.new_steps, done.seconds)} with {workers}: {version}")
+        click.echo(f"learned from {show.throughput(done.new_steps, done.seconds)} with {workers}: {version}")
         if done.returns is not None:
-            click.echo(show.returns(done.returns, lately=done.episodes > 100))
+            click.echo(show.returns(done.returns, only_last=done.episodes > 100))
     for number, policy in enumerate(policies if done.others else ()):
-        returned = "none yet" if policy.returns is None else show.returned(policy.returns[0])
-        click.echo(f"policy {number}: return {returned}, version {show.count(policy.version)}")
+        mean = "none yet" if policy.returns is None else show.return_text(policy.returns[0])
+        click.echo(f"policy {number}: return {mean}, version {show.count(policy.version)}")
     click.echo(f"{show.printable(directory)}: {show.size(done.bytes_on_disk)}, seed {done.seed}\n")
     env = show.printable(named.command_line())
-    click.echo(f"next:\n  gym-trace record {env} --policy run:{learnt}\n  gym-trace stats {trace}")
+    click.echo(f"next:\n  gym-trace record {env} --policy run:{best_run}\n  gym-trace stats {trace}")
     if done.stopped == "seconds":
-        click.echo(f"  gym-trace train --resume {where}{trust_of(named)} --seconds {done.seconds:.0f}")
+        click.echo(f"  gym-trace train --resume {all_runs}{trust_of(named)} --seconds {done.seconds:.0f}")
     else:
-        click.echo(f"  gym-trace train --verify {where}")
+        click.echo(f"  gym-trace train --verify {all_runs}")
 
 
 def _mean(policy: Trained) -> float:

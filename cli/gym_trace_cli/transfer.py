@@ -36,12 +36,12 @@ _options = section(
 @click.argument("directory", metavar="DIR", required=False, type=TraceDirectory())
 @click.argument("url", metavar="URL", required=False, type=PATH)
 @_options
-@section("Recordings to URLs", option("--resume", "Publish what killed recordings to URLs left on this machine."))
+@section("Recordings to URLs", option("--resume", "Publish what killed recordings left on this machine."))
 def push(directory: str | None, url: str | None, resume: bool, **options: Any) -> int:
-    """Copy a trace to an object store. What is there already stays.
+    """Copy a trace to an object store. Existing files stay.
 
-    An interrupted push goes on when it is called again. Batches are checked against
-    their checksums. hf://datasets/USER/NAME is a dataset, which gets a card.
+    Repeat an interrupted push to resume it. Batches are checked against their
+    checksums. hf://datasets/USER/NAME is a dataset, which gets a card.
 
     \b
     gym-trace push traces/cartpole s3://bucket/traces/cartpole
@@ -51,7 +51,7 @@ def push(directory: str | None, url: str | None, resume: bool, **options: Any) -
         return _resume(options["workers"], options["dry_run"])
     if resume or directory is None or url is None:
         raise click.UsageError("pass DIR and URL, or --resume alone")
-    return _run(lambda **known: gym_trace.push(directory, url, **known), **options)
+    return _run(lambda **copying: gym_trace.push(directory, url, **copying), **options)
 
 
 @headed("pull")
@@ -59,15 +59,15 @@ def push(directory: str | None, url: str | None, resume: bool, **options: Any) -
 @_directory
 @_options
 def pull(url: str, directory: str, **options: Any) -> int:
-    """Copy a trace from a URL to a directory. What is there already stays.
+    """Copy a trace from a URL to a directory. Existing files stay.
 
-    An interrupted pull goes on when it is called again. Batches are checked against
-    their checksums.
+    Repeat an interrupted pull to resume it. Batches are checked against their
+    checksums.
 
     \b
     gym-trace pull s3://bucket/traces/cartpole traces/cartpole
     """
-    return _run(lambda **known: gym_trace.pull(url, directory, **known), **options)
+    return _run(lambda **copying: gym_trace.pull(url, directory, **copying), **options)
 
 
 @headed("sync")
@@ -75,12 +75,12 @@ def pull(url: str, directory: str, **options: Any) -> int:
 @_url
 @_options
 def sync(directory: str, url: str, **options: Any) -> int:
-    """Copy to each of DIR and URL what only the other one has.
+    """Copy files that only DIR or only URL has to the other one.
 
     \b
     gym-trace sync traces/cartpole s3://bucket/traces/cartpole
     """
-    return _run(lambda **known: gym_trace.sync(directory, url, **known), **options)
+    return _run(lambda **copying: gym_trace.sync(directory, url, **copying), **options)
 
 
 @click.group(cls=Group)
@@ -91,7 +91,7 @@ def cache() -> None:
 @cache.command("clear")
 @click.argument("directory", metavar="[DIR]", required=False, type=PATH)
 def clear(directory: str | None) -> int:
-    """Remove what was read of URLs from DIR, and nothing else in it.
+    """Remove cached data of URLs from DIR, and nothing else.
 
     DIR defaults to that of --cache or $GYM_TRACE_URL_CACHE.
 
@@ -100,10 +100,10 @@ def clear(directory: str | None) -> int:
     """
     from gym_trace.storage import clear_cache
 
-    place = directory or os.environ.get("GYM_TRACE_URL_CACHE")
-    if not place:
+    cache_directory = directory or os.environ.get("GYM_TRACE_URL_CACHE")
+    if not cache_directory:
         raise InvalidOption("cache clear: no directory; pass the one given as --cache")
-    click.echo(f"{show.printable(place)}: {show.size(clear_cache(place))} removed")
+    click.echo(f"{show.printable(cache_directory)}: {show.size(clear_cache(cache_directory))} removed")
     return FINE
 
 
@@ -131,14 +131,14 @@ def _run(call: Callable[..., TransferReport], workers: int, dry_run: bool, as_js
     if as_json:
         show.json_line(asdict(report))
         return FINE
-    for remark in report.remarks:
-        click.echo(show.printable(remark), err=True)
+    for note in report.remarks:
+        click.echo(show.printable(note), err=True)
     if quiet:
         return FINE
     if dry_run:
-        for way, names in (("push", report.pushed), ("pull", report.pulled)):
+        for direction, names in (("push", report.pushed), ("pull", report.pulled)):
             for name in names:
-                click.echo(f"{way} {show.printable(name)}")
+                click.echo(f"{direction} {show.printable(name)}")
     count = show.count(len(report.pushed) + len(report.pulled), "file")
     copied = "would be copied" if dry_run else "copied"
     click.echo(f"{count}, {show.size(report.bytes)} {copied}; {show.count(report.same)} the same in both places")

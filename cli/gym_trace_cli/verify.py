@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 # Exit codes; the first that applies wins.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
-_SAID = {
+_VERDICT_TEXTS = {
     "identical": "identical, bit for bit",
     "close": "within the tolerance",
     "differs": "different",
     "unverifiable": "that cannot be verified",
     "damaged": "damaged",
 }
-_MOST_ALIKE = 3  # unverifiable episodes listed per reason
+_LISTED_PER_REASON = 3  # unverifiable episodes
 _LISTED = 10  # episodes that are printed one by one
 
 
@@ -86,7 +86,7 @@ def command(
     gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
-    return verify(trace, selection.some(trace).chosen.tolist(), as_json, recorded, comparison, **verification)
+    return verify(trace, selection.view_or_error(trace).chosen.tolist(), as_json, recorded, comparison, **verification)
 
 
 def verify(
@@ -112,11 +112,11 @@ def verify(
     try:
         options |= {**comparison, "imports": recorded.imports, "on_damage": "skip" if skip_damaged else "raise"}
         options |= recorded.arguments()
-        _play(trace, chosen, as_json, options, outcome, reports, reasons, differing)
+        _verify_episodes(trace, chosen, as_json, options, outcome, reports, reasons, differing)
     except CorruptTrace as error:
         outcome.ended, outcome.message = "damaged", str(error)
         click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
-    except EnvironmentUnavailable as error:  # as if only that of some writers cannot be made
+    except EnvironmentUnavailable as error:  # the exit code is that of a trace with some unavailable environments
         from gym_trace_cli.main import fail
 
         outcome.ended, outcome.message, outcome.exit_code = "error", str(error), UNVERIFIABLE
@@ -135,8 +135,8 @@ def verify(
         _sum_up(trace, outcome, skip_damaged)
         reports.close(outcome)  # before printing, which may fail
         for reason, number in Counter() if as_json else reasons.items():
-            if number > _MOST_ALIKE:
-                more = show.count(number - _MOST_ALIKE, "more episode")
+            if number > _LISTED_PER_REASON:
+                more = show.count(number - _LISTED_PER_REASON, "more episode")
                 click.echo(show.printable(f"{more} cannot be verified: {reason}"))
         if outcome.ended != "error":
             _print_outcome(trace, outcome, as_json, own_arguments="env_kwargs" in options)
@@ -146,13 +146,13 @@ def verify(
             first = next(iter(differing.values()))
             step = first.difference.step if first.difference is not None else None
             click.echo("before the first difference:")
-            # Where the reset differs, the environment cannot stand.
+            # If the reset differs, the environment cannot be brought to a step.
             words = None if step is None else [*recorded.words(), *comparison_words(comparison)]
-            show.leading_commands(trace.directory, first.index, step or 0, words)
+            show.step_commands(trace.directory, first.index, step or 0, words)
     return outcome.exit_code
 
 
-def _play(
+def _verify_episodes(
     trace: Trace,
     chosen: list[int],
     as_json: bool,
@@ -162,7 +162,7 @@ def _play(
     reasons: Any,
     differing: dict[str, Verdict],
 ) -> None:
-    """Verify the chosen episodes. differing: gets the first that differs in each column."""
+    """Verify the chosen episodes. differing: by column, gets the first verdict whose first difference is there."""
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
     with ProgressLine() as line, closing(verdicts):
@@ -170,18 +170,18 @@ def _play(
         for done, verdict in enumerate(verdicts, 1):
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
             if verdict.matches and (verdict.needed or verdict.reason):
-                outcome.needing[verdict.index] = verdict.needed
+                outcome.needed[verdict.index] = verdict.needed
             if verdict.difference is not None:
                 differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
             difference = None if verdict.difference is None else _difference(verdict.difference)
             plain = {**vars(verdict), "difference": difference}
-            text = _text_of(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
+            text = _text_of(verdict, names_writer=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
             if as_json:
                 show.json_line(plain)
             elif text:
                 reasons[verdict.reason] += verdict.verdict == "unverifiable"
-                if reasons[verdict.reason] <= _MOST_ALIKE or verdict.verdict != "unverifiable":
+                if reasons[verdict.reason] <= _LISTED_PER_REASON or verdict.verdict != "unverifiable":
                     click.echo(text)
             elif verdict.crash:
                 action = show.printable(shown(trace[verdict.index].pending_action))
@@ -205,7 +205,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
 
 
 def _print_outcome(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
-    """Print the summary, also of an early end."""
+    """Print the summary, also after an early end."""
     from gym_trace.replay import played_in_registered
 
     for name, versions in outcome.versions.items():
@@ -215,32 +215,33 @@ def _print_outcome(trace: Trace, outcome: Outcome, as_json: bool, own_arguments:
         click.echo(show.printable(f"note: played in the {name} that is registered here"), err=True)
     for damage in outcome.damage:
         click.echo(f"skipped: {show.damage(**damage)}", err=True)
-    after: dict[str, list[str]] = {"": [], "unseeded ": []}
-    for index, number in outcome.needing.items():
+    lane, alone = "after others of the same lane", "by itself, in a fresh environment"
+    episodes: dict[tuple[str, str], list[str]] = {("", lane): [], ("unseeded ", lane): [], ("", alone): []}
+    for index, number in outcome.needed.items():
         if number:
             kind = "unseeded " if trace[index].seed is None else ""
-            after[kind].append(f"{index} ({show.count(number)} before it)")
-    alone = [str(index) for index, number in outcome.needing.items() if not number]
-    others = [(kind, which, "after others of the same lane") for kind, which in after.items()]
-    for kind, which, where in (*others, ("", alone, "by itself, in a fresh environment")):
-        if which:
-            match = "episode matches" if len(which) == 1 else "episodes match"
-            listed = ", ".join(which[:_LISTED] + ["…"] * (len(which) > _LISTED))
-            click.echo(f"note: {show.count(len(which))} {kind}{match} only {where}: {listed}", err=True)
-    words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(outcome.verdicts.items())]
+            episodes[kind, lane].append(f"{index} ({show.count(number)} before it)")
+        else:
+            episodes["", alone].append(str(index))
+    for (kind, condition), names in episodes.items():
+        if names:
+            match = "episode matches" if len(names) == 1 else "episodes match"
+            listed = ", ".join(names[:_LISTED] + ["…"] * (len(names) > _LISTED))
+            click.echo(f"note: {show.count(len(names))} {kind}{match} only {condition}: {listed}", err=True)
+    words = [f"{show.count(number)} {_VERDICT_TEXTS[name]}" for name, number in sorted(outcome.verdicts.items())]
     total = show.count(sum(outcome.verdicts.values()), "episode")
     stopped = outcome.ended in ("interrupted", "terminated")
     until = f", of {show.count(outcome.chosen)}, until it was {outcome.ended}" if stopped else ""
     click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
 
 
-def _text_of(verdict: Verdict, several: bool) -> str:
+def _text_of(verdict: Verdict, names_writer: bool) -> str:
     what = {"unverifiable": "cannot be verified: ", "damaged": "is damaged: "}.get(verdict.verdict)
     if what is not None:
         what += verdict.reason
     else:
         what = f"differs {verdict.difference}" + (f" ({verdict.reason})" if verdict.reason else "")
-    return show.printable(f"episode {verdict.index}{f' of {verdict.writer}' if several else ''} {what}")
+    return show.printable(f"episode {verdict.index}{f' of {verdict.writer}' if names_writer else ''} {what}")
 
 
 def _difference(difference: Difference) -> dict[str, Any]:
@@ -278,23 +279,23 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     """
     a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
     if not (selection.is_all or len(a) or len(b)):
-        known = f"{show.count(len(a.whole), 'episode')} in A and {show.count(len(b.whole), 'episode')} in B"
-        raise TraceError(f"none of {known} matches")
-    places = a.chosen.tolist()
+        counts = f"{show.count(len(a.whole), 'episode')} in A and {show.count(len(b.whole), 'episode')} in B"
+        raise TraceError(f"none of {counts} matches")
+    positions = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
     with ProgressLine() as line:
-        for number, found in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
-            if found.difference is None:
+        for number, compared in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
+            if compared.difference is None:
                 same += 1
             else:
-                differing.append((places[found.index], found.difference))
+                differing.append((positions[compared.index], compared.difference))
             line.update_count(number, both, "episode")
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:
         listed = [{"index": index, **_difference(difference)} for index, difference in differing]
-        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": listed}
-        show.json_line(said | ({"summaries": summaries} if summaries else {}))
+        report = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": listed}
+        show.json_line(report | ({"summaries": summaries} if summaries else {}))
     else:
         shown = differing[: 1 if summaries else _LISTED]
         for index, difference in shown:

@@ -26,8 +26,8 @@ from gym_trace_cli.selection import Selection, episode_index, selection_options
 
 _PORT = click.IntRange(0, 65535)
 _LOOPBACK = "127.0.0.1"
-_SAMPLED = 3  # episodes whose size tells about how large a page will be
-_TAKEN = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
+_SAMPLED = 3  # episodes from which the size of the page is estimated
+_ADDRESS_ERRORS = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer"><title>gym-trace</title>
 <meta http-equiv="refresh" content="0; url={0}"><a href="{0}">Open gym-trace</a>
 """
@@ -44,7 +44,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 @section(
     "Start",
     option("--episode N", "Open the page at this episode, by its index.", click.INT),
-    option("--step N", "Open it at this step. Default: 0.", NOT_NEGATIVE),
+    option("--step N", "Open that episode at this step. Default: 0.", NOT_NEGATIVE),
 )
 @section(
     "Output",
@@ -67,10 +67,10 @@ def command(
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
 ) -> int:
-    """See traces in a browser: episodes, pictures, plots and steps, also live.
+    """See traces in a browser: episodes, images, plots and steps, also live.
 
     Serves a page on this machine until Ctrl-C. Keys on the page flag episodes: good,
-    bad, look again; 'flag' is then a column of --where. Episodes without pictures
+    bad, look again; 'flag' is then a column of --where. Episodes without images
     can be rendered there in their environment. Needs the extra [view], unless --save.
 
     \b
@@ -84,24 +84,24 @@ def command(
     if save is not None and (port or host != _LOOPBACK or no_browser):
         raise click.UsageError("--save excludes --port, --host and --no-browser")
     traces = [gym_trace.open_trace(_trace_in(directory)) for directory in directories]
-    place = _place(traces[0], episode, step)
-    traces = traces if selection.is_all else [selection.some(trace) for trace in traces]
-    if place and (save is not None or not selection.is_all):
+    fragment = _fragment(traces[0], episode, step)
+    traces = traces if selection.is_all else [selection.view_or_error(trace) for trace in traces]
+    if fragment and (save is not None or not selection.is_all):
         raise click.UsageError("--episode and --step exclude --save and the selection of episodes")
     if save is None:
-        return _serve(traces, host, port, no_browser, recorded, comparison, place)
+        return _serve(traces, host, port, no_browser, recorded, comparison, fragment)
     _save(traces, save, max_bytes)
     return FINE
 
 
 def _trace_in(directory: str) -> str:
-    """Return the trace of a directory of 'gym-trace train', or that directory itself."""
+    """Return DIR/trace if DIR is a run of 'gym-trace train', else DIR."""
     inside = Path(directory, "trace")
     return str(inside) if Path(directory, "run.json").is_file() and inside.is_dir() else directory
 
 
-def _place(trace: gym_trace.Trace, episode: int | None, step: int | None) -> str:
-    """Return the part of the address that opens the page at a step; "" if none is asked for."""
+def _fragment(trace: gym_trace.Trace, episode: int | None, step: int | None) -> str:
+    """Return the URL fragment that opens the page at a step; "" without --episode."""
     if episode is None:
         if step is not None:
             raise click.UsageError("--step: needs --episode; pass both")
@@ -120,7 +120,7 @@ def _serve(
     no_browser: bool,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
-    place: str,
+    fragment: str,
 ) -> int:
     from gym_trace.viewer import serve
 
@@ -129,14 +129,14 @@ def _serve(
     opened = ExitStack()
 
     def on_start(address: str) -> None:
-        address += place
+        address += fragment
         click.echo(f"{address}\nserving {show.count(len(traces), 'trace')}; Ctrl-C stops")
         if not no_browser:
             # Every user of this machine can read the command line of a browser, which must not hold the token.
             folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="gym-trace-", ignore_cleanup_errors=True))
             opener = Path(folder, "open.html")
             opener.write_text(_OPENER.format(html.escape(address)), encoding="utf-8")
-            # A browser in the terminal would not return.
+            # The call of a browser in the terminal would not return.
             threading.Thread(target=webbrowser.open, args=(opener.as_uri(),), daemon=True).start()
 
     try:
@@ -145,7 +145,7 @@ def _serve(
         click.echo("\nstopped", err=True)
     except OSError as error:
         number = error.errno or 0
-        if number not in _TAKEN and number >= 0:  # negative: the name is unknown
+        if number not in _ADDRESS_ERRORS and number >= 0:  # negative: the name is unknown
             raise
         problem = f"{show.printable(host)} port {port}: {str(error.strerror).partition(' (while')[0]}"
         raise TraceError(f"{problem}; choose another one") from error
@@ -168,5 +168,5 @@ def _save(traces: list[gym_trace.Trace], save: str, max_bytes: int | None) -> No
             line.update(f"{show.count(done)} of {show.count(total, 'episode')}, {show.size(size)}", done / total)
 
         saved = save_page(*traces, target=save, max_bytes=limit, on_progress=on_progress)
-    left_out = f"; {show.count(saved.left_out, 'episode')} left out, beyond {show.size(limit)}" * bool(saved.left_out)
-    click.echo(f"{show.printable(save)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{left_out}")
+    skipped = f"; {show.count(saved.left_out, 'episode')} skipped, beyond {show.size(limit)}" * bool(saved.left_out)
+    click.echo(f"{show.printable(save)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{skipped}")

@@ -1,4 +1,4 @@
-"""A directory of its own as the current one, with the module clicks.py in it."""
+"""Fixture: each test runs in its own current directory, which has the module clicks.py."""
 
 from collections.abc import Iterator
 from pathlib import Path

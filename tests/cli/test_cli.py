@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 from gym_trace_cli import show
-from gym_trace_cli.main import COMMANDS, ELSEWHERE
+from gym_trace_cli.main import COMMANDS, HINTS
 from gym_trace_cli.options import episode_slice
 from gym_trace_cli.progress import ProgressLine, _drawn
 from rich.console import Console
@@ -69,7 +69,7 @@ def test_every_command_explains_itself(name: str) -> None:
 def test_the_help_of_a_command_fits_two_screens_of_80_columns(name: str) -> None:
     lines = ok(name, "--help").output.splitlines()
     assert len(lines) <= 48
-    assert all(line.startswith("  gym-trace ") for line in lines if len(line) > 80)  # examples
+    assert all(line.startswith("  gym-trace ") for line in lines if len(line) > 80)  # commands of the example
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_command_name_of_another_tool_gets_a_hint(name: str, hint: str) -> Non
 
 
 def test_every_command_in_a_hint_exists() -> None:
-    for hint in ELSEWHERE.values():
+    for hint in HINTS.values():
         for words in re.findall(r"'([^']+)'", hint):
             assert words.split()[0] in COMMANDS
 

@@ -1,4 +1,4 @@
-"""gym-trace branch: new episodes from a recorded step on, and a table of their returns."""
+"""gym-trace branch: new episodes that branch off at a recorded step, and a table of their returns."""
 
 import json
 from pathlib import Path

@@ -33,7 +33,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")
 
 
-# -- a reader of docs/reference/steps.md, written without knowledge of the writer --------------------------------------
+# -- a reader written from docs/reference/steps.md alone ---------------------------------------------------------------
 
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 
@@ -115,7 +115,7 @@ def row(said: Any, declared: dict[str, Any]) -> Any:
 
 
 def read_back(text: str) -> list[dict[str, Any]]:
-    """Return the episodes: facts of each, and one list of rows per column."""
+    """Return episodes as their metadata and one list of rows per column."""
     declared: dict[str, Any] = {}
     episodes: list[dict[str, Any]] = []
     for said in map(strict_json, text.splitlines()):
@@ -142,7 +142,7 @@ def read_back(text: str) -> list[dict[str, Any]]:
 
 
 def rows_of(column: Any, count: int) -> list[Any]:
-    """Rows of a column of an Episode."""
+    """Return the rows of a column of an Episode."""
     if isinstance(column, dict):
         parts = {key: rows_of(inner, count) for key, inner in column.items()}
         return [{key: rows[i] for key, rows in parts.items()} for i in range(count)]
@@ -250,7 +250,7 @@ def test_windows_are_not_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     whole = [ok("cat", SAMPLES / name, "--format", form).stdout for form in ("jsonl", "csv", "table")]
     small_windows(monkeypatch, 3)
     in_parts = [ok("cat", SAMPLES / name, "--format", form).stdout for form in ("jsonl", "csv", "table")]
-    if name == "filtered":  # some notes are texts in one window, and absent in another
+    if name == "filtered":  # notes are texts in one window, and absent in another
         whole, in_parts = whole[1:], in_parts[1:]
     assert in_parts == whole
 
@@ -265,7 +265,7 @@ def test_no_window_has_more_steps_than_it_may(tmp_path: Path, monkeypatch: pytes
     assert [len(window.columns[("observations",)]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
 
 
-# -- what is chosen ---------------------------------------------------------------------------------------------------
+# -- selection --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_csv_has_one_heading_and_says_if_it_does_not_fit(tmp_path: Path) -> None
     assert "CSV has one heading" in result.stderr
     assert ok("cat", tmp_path, "--format", "csv", "--columns", "rewards").exit_code == 0
     assert len(read_back(ok("cat", tmp_path, "--json").stdout)) == len(open_trace(tmp_path))
-    assert "\n\nepisode" in ok("cat", tmp_path).stdout  # a table of its own
+    assert "\n\nepisode" in ok("cat", tmp_path).stdout  # a second table
 
 
 def test_a_csv_does_not_steer_the_terminal(tmp_path: Path) -> None:

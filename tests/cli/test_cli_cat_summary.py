@@ -1,4 +1,4 @@
-"""gym-trace cat --summary: one line per column of the chosen steps."""
+"""gym-trace cat --summary: one line per column of the selected steps."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Two episodes of three steps: numbers with a NaN, an image, and text."""
+    """A trace of two episodes of three steps: numbers with a NaN, an image, and text."""
     random = np.random.default_rng(0)
     space = spaces.Dict(
         {
@@ -82,7 +82,7 @@ def test_no_observation_counts_twice_where_an_episode_spans_windows(
 
 def test_a_terminal_shows_a_sparkline_and_a_pipe_does_not(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not set(BLOCKS) & set(ok("cat", mixed, "--summary").stdout)
-    monkeypatch.setattr(show, "draws", lambda: True)
+    monkeypatch.setattr(show, "can_chart", lambda: True)
     lines = ok("cat", mixed, "--summary").stdout.splitlines()
     (rewards,) = (line for line in lines if line.startswith("rewards"))
     assert rewards.split() == ["rewards", "1", "2", "3", "0", "▁▄█▁▄█"]

@@ -1,4 +1,4 @@
-"""gym-trace record -j"""
+"""gym-trace record -j: several worker processes."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from gym_trace.recording.processes.run_log import EVENTS
 
 
 def recording(directory: Path, *args: object, **kwargs: Any) -> subprocess.Popen[str]:
-    """Start two workers that do not end by themselves."""
+    """Start a practically endless recording with two workers."""
     endless = ("-j", 2, "--episodes", 10**7, "--seed", 1)
     return process("record", "CartPole-v1", "-o", directory, *endless, *args, **kwargs)
 
@@ -88,7 +88,7 @@ def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, numb
 @pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM, signal.SIGHUP] if LONG else [])])
 def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, number: signal.Signals) -> None:
     running = recording(tmp_path / "t", start_new_session=True)
-    wait_for(lambda: len(children(running.pid)) >= 2)  # the first worker, and what multiprocessing has of its own
+    wait_for(lambda: len(children(running.pid)) >= 2)  # the first worker, and a process of multiprocessing
     os.killpg(running.pid, number)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 128 + number
@@ -132,7 +132,7 @@ def test_an_exported_network_acts(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    # The pole's angle and its speed, pushed against: the second output is larger when it falls to the right.
+    # Push against the fall: the second output is larger when the pole falls to the right.
     weights = helper.make_tensor("w", kind, (4, 2), [0, 0, 0, 0, 0, 1, 0, 1])
     inputs, outputs = ([helper.make_tensor_value_info(name, kind, (None, size))] for name, size in (("x", 4), ("y", 2)))
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "policy", inputs, outputs, [weights])

@@ -1,4 +1,4 @@
-"""--json of the commands that report, what shells propose, and python -m gym_trace."""
+"""--json of the commands that report, proposals of shells, and python -m gym_trace."""
 
 import shutil
 import subprocess
@@ -80,7 +80,7 @@ def test_traces_are_proposed_where_there_is_nothing_else(tmp_path: Path, monkeyp
     assert proposed("stats", "traces/o") == ["traces/one", "traces/other"]
     assert proposed("ls", "traces/one", "traces/") == ["traces/one", "traces/other"]
     (tmp_path / "traces" / "olive").mkdir()
-    assert proposed("stats", "traces/o") == ["traces/o"]  # left to the shell, which goes on below it
+    assert proposed("stats", "traces/o") == ["traces/o"]  # the shell completes paths below it
     assert proposed("stats", "nowhere/") == ["nowhere/"]
 
 

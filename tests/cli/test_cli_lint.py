@@ -1,4 +1,4 @@
-"""gym-trace lint: what it prints, its exit codes, and its options."""
+"""gym-trace lint: output, exit codes and options."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from gym_trace import TraceRecordingWrapper, record_episodes
 
 
 class Broken(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
-    """Observes NaN in the fourth step of every episode."""
+    """Wrapper that observes NaN in the fourth step of every episode."""
 
     def reset(self, **options: object) -> tuple[object, dict[str, object]]:
         self._steps = -1

@@ -160,9 +160,7 @@ def test_an_outcome_without_quotes_is_not_taken_for_a_column() -> None:
 
 
 def test_ls_without_traces_is_an_error(tmp_path: Path) -> None:
-    assert run("ls", tmp_path).stderr == (
-        f"error: {tmp_path}: no traces here, nor in the directories up to three levels below\n"
-    )
+    assert run("ls", tmp_path).stderr == (f"error: {tmp_path}: no trace here, or up to three levels below\n")
     assert "no such directory" in run("ls", tmp_path / "nowhere").stderr
 
 

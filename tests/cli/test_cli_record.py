@@ -1,4 +1,4 @@
-"""gym-trace record, as people call it."""
+"""gym-trace record: options, output and exit codes."""
 
 import os
 import re
@@ -89,7 +89,7 @@ def test_an_argument_of_lists_nested_too_deeply_is_a_usage_error() -> None:
     brackets = "[" * 60_000 + "]" * 60_000
     done = run("record", "CartPole-v1", "-o", "t", "--env-arg", f"x={brackets}")
     assert (done.exit_code, done.stderr.splitlines()[-1]) == (
-        2, "error: invalid value for '--env-arg': x: lists in lists, too deep to be read"
+        2, "error: invalid value for '--env-arg': x: nested too deep"
     )  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def test_ctrl_c_in_all_processes_of_a_vector_environment_ends_cleanly(here: Path
         output, errors = running.communicate()
     assert running.returncode == 130
     assert errors == "interrupted; every step up to here is saved\n"
-    cut = (gym_trace.open_trace("t").episodes["outcome"] == "closed").sum()  # a lane may just have ended
+    cut = (gym_trace.open_trace("t").episodes["outcome"] == "closed").sum()  # the episode of a lane may have just ended
     assert ("cut short" in output) == bool(cut)
     assert f"the last {cut} cut short" in output or cut < 2
 
@@ -269,6 +269,6 @@ def test_record_and_stats_tell_the_mean_of_the_same_episodes(here: Path) -> None
     assert "recorded 3 episodes, the last one cut short" in recorded
     assert "return of complete episodes: 10 on average, from 10 to 10" in recorded
     shown = ok("stats", "t").output
-    assert "2: return and length are theirs; for others --by outcome" in shown
+    assert "2: return and length count only these; see --by outcome" in shown
     assert gym_trace.summarize(gym_trace.open_trace("t"))["return"]["mean"] == 10
     assert gym_trace.load_results("t")["episode_rewards"] == [10, 10]

@@ -1,4 +1,4 @@
-"""gym-trace check and repair: what they print and how they exit."""
+"""gym-trace check and repair: output and exit codes."""
 
 import json
 
@@ -75,4 +75,4 @@ def test_mistakes_are_one_clear_line_and_no_traceback(tmp_path):
         assert result.exit_code == code
         assert said in result.output
         assert len(result.output.splitlines()) == 1
-    assert run("repair", tmp_path / "t").exit_code == 2  # -o is missing
+    assert run("repair", tmp_path / "t").exit_code == 2  # without -o

@@ -1,4 +1,4 @@
-"""gym-trace render, as people call it."""
+"""gym-trace render: output files, options and errors."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ pytest.importorskip("PIL")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     env = TraceRecordingWrapper(make_rendered(length=9, pictures=True), "t")
-    for episode, length in enumerate([4, 2, 9, 1, 3]):  # the return is half of it
+    for episode, length in enumerate([4, 2, 9, 1, 3]):  # the return is half the length
         env.reset(seed=episode)
         for _ in range(length):
             env.step(0)
@@ -62,7 +62,7 @@ def test_progress_is_shown_on_a_terminal_unless_it_is_quiet(quiet: tuple[str, ..
         (("--episodes", "3:"), [3, 4]),
         (("--schedule", "cubic"), [0, 1]),
         (("--schedule", "every:2"), [0, 2, 4]),
-        (("--best", 2), [2]),  # the others were cut
+        (("--best", 2), [2]),  # the other episodes were cut
         (("--best", 2, "--where", "outcome in ['terminated', 'cut']"), [0, 2]),
         (("--worst", 1, "--where", "outcome != 'lost'"), [3]),
         (("--episodes", "1:", "--best", 1), [2]),

@@ -1,4 +1,4 @@
-"""gym-trace replay, as people call it."""
+"""gym-trace replay: options, output and exit codes."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Reports of gym-trace verify, JSON and JUnit XML, complete after every kind of end."""
+"""JSON and JUnit reports of gym-trace verify, complete however it ends."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def report() -> dict[str, Any]:
 
 
 def suite() -> ElementTree.Element:
-    """The one suite, whose numbers are right."""
+    """Return the one suite, and check its counts."""
     suites = ElementTree.parse("j.xml").getroot()
     (found,) = suites
     assert suites.tag == "testsuites"
@@ -105,7 +105,7 @@ def test_a_report_after_a_signal_has_the_results_so_far(number: signal.Signals) 
         assert running.stdout is not None
         lines = [running.stdout.readline() for _ in range(2)]
         running.send_signal(number)
-        rest = running.stdout.read()  # communicate() would miss lines that came together with the first
+        rest = running.stdout.read()  # communicate() would miss lines read with the first one
         errors = running.communicate(timeout=60)[1]
     assert running.returncode == 128 + number
     found = report()
@@ -122,12 +122,12 @@ def test_ctrl_c_ends_the_workers_too_and_soon() -> None:
     slow = ["--import", "hanging", "--env-arg", "delay=0.2", "--workers", 2]  # 2 s per episode
     Path("hanging.py").write_text("import clicks, os, pathlib\npathlib.Path(f'begun{os.getpid()}').touch()\n")
     with process("verify", "t", *slow, *FILES, start_new_session=True) as running:
-        wait_for(lambda: len(list(Path().glob("begun*"))) > 1)  # also in a worker
+        wait_for(lambda: len(list(Path().glob("begun*"))) > 1)  # both processes have begun
         time.sleep(0.5)
         begin = time.monotonic()
         os.killpg(running.pid, signal.SIGINT)
         _, errors = running.communicate(timeout=60)
-    assert time.monotonic() - begin < 50  # and not the 100 seconds that a worker has to do
+    assert time.monotonic() - begin < 50  # a worker has 100 seconds of episodes
     assert running.returncode == 130
     assert "Traceback" not in errors
     assert report()["ended"] == "interrupted"

@@ -1,4 +1,4 @@
-"""A signal ends any command: things are put in order, there is one line or none, and the exit code says which."""
+"""A signal ends any command: it cleans up, prints at most one line, and its exit code names the signal."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ from shell import wait_for
 from terminals import written
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-# A command that hangs where what it writes is complete, and has another name still.
+# A command that hangs when its output is complete, but not renamed into place yet.
 HANGING = """
 import pathlib, signal, sys, time
 from gym_trace.tools.editing import in_place

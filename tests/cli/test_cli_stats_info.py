@@ -1,4 +1,4 @@
-"""gym-trace stats and gym-trace info, as a user sees them."""
+"""gym-trace stats and gym-trace info: output and options."""
 
 import json
 import os
@@ -69,13 +69,13 @@ def test_stats_prints_plain_lines_without_a_terminal(cartpole: Path) -> None:
 
 
 def test_stats_draws_on_a_terminal(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "draws", lambda: True)
+    monkeypatch.setattr(show, "can_chart", lambda: True)
     monkeypatch.chdir(cartpole.parent)
     lines = _output("stats", cartpole.name, "--columns").splitlines()
     (curve,) = (line for line in lines if line.startswith("return over time"))
     assert set("▁█") <= set(curve)
     (counts,) = (line.split() for line in lines if line.startswith("actions") and "█" * 20 in line)
-    assert len(counts[-1]) == 20  # its sparkline, on the first of its rows
+    assert len(counts[-1]) == 20  # its first row ends with a sparkline
     (moments,) = (line for line in lines if line.startswith("observations[3]"))
     assert set("▁█") <= set(moments)
     assert max(len(line) for line in lines if not line.startswith("trace ")) <= 80
@@ -125,7 +125,7 @@ def test_stats_says_that_frames_were_filtered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--columns"], ["--by", "outcome", "--columns"]])
 def test_stats_of_an_empty_trace(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
-    monkeypatch.setattr(show, "draws", lambda: True)
+    monkeypatch.setattr(show, "can_chart", lambda: True)
     assert "episodes  0" in _output("stats", tmp_path, *options)
 
 
@@ -157,7 +157,7 @@ def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(
     env = ScriptedEnv(space, spaces.Discrete(2), script)
     env.render_mode = ESCAPE
     _record(tmp_path, env, 1, split=ESCAPE, metadata={ESCAPE: [ESCAPE]})
-    monkeypatch.setattr(show, "draws", lambda: True)
+    monkeypatch.setattr(show, "can_chart", lambda: True)
     for arguments in (["stats", "--columns", "--by", "split"], ["info"]):
         output = _output(*arguments, tmp_path)
         assert "red" in output

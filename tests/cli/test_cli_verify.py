@@ -1,4 +1,4 @@
-"""gym-trace replay --verify, as people call it: exit codes, and environments that are named."""
+"""gym-trace replay --verify: exit codes, and environments named by options."""
 
 import json
 import re
@@ -66,12 +66,11 @@ def record(name: str, episodes: int = 3, steps: int = 5, **options: Any) -> None
 
 
 def damage(name: str, offset: int) -> None:
-    """Flip a byte of the chunk at this distance from the start of the last but one."""
+    """Flip the byte at this offset in the last chunk but one."""
     (path,) = Path("t").glob(f"{name}.*.gtb")
     trace = gym_trace.open_trace("t")
     batch = next(writer for writer in trace.readers if writer.writer == name).batches[0]
-    place = int(batch.chunks["offset"][-2]) + offset
-    flip(path, place, mask=255)
+    flip(path, int(batch.chunks["offset"][-2]) + offset, mask=255)
 
 
 def code(*args: object) -> int:
@@ -233,7 +232,7 @@ def test_many_unverifiable_episodes_with_one_reason_are_listed_briefly() -> None
 
 @pytest.fixture
 def imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Records t in an environment that --import registers; gives what makes this process a new one."""
+    """Record t in an environment that --import registers. Return a function that forgets this import."""
 
     def forget() -> None:
         gymnasium.registry.pop("CliClock-v0", None)

@@ -18,7 +18,7 @@ from gym_trace import TraceRecordingWrapper, record_episodes
 from gym_trace.errors import InvalidOption
 from gym_trace.recording.processes import safe_start
 
-# Packages that are imported where they are installed: a module of the same name must not take their place.
+# Packages imported if installed: a module of the same name must not be imported instead.
 OPTIONAL = {"av", "h5py", "matplotlib", "mcap", "onnxruntime", "pandas", "PIL", "pyarrow", "pygame", "rerun", "rich"}
 OPTIONAL |= {"safetensors", "stable_baselines3", "tensorboard", "torch", "ale_py", "minigrid", "numpy", "datasets"}
 SCRIPT = """
@@ -68,7 +68,7 @@ EVERY_COMMAND = [
 
 
 def filled_with_decoys(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Records a trace there, puts a module of every name beside it, and gives the file that lists those imported."""
+    """Record a trace; add decoy modules of all names. Return the file to which imported decoys write their name."""
     with TraceRecordingWrapper(gymnasium.make("CartPole-v1", render_mode="rgb_array"), directory) as env:
         record_episodes(env, episodes=2, seed=1)
     ran = directory.parent / "ran"
@@ -79,8 +79,8 @@ def filled_with_decoys(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     entries = ("gymnasium.envs", "gym_trace.exporters", "gym_trace.importers")
     (directory / "decoy-1.0.dist-info").mkdir()
     (directory / "decoy-1.0.dist-info" / "METADATA").write_text("Name: decoy\nVersion: 1.0\n")
-    told = "".join(f"[{group}]\nparquet = decoy:Decoy\n" for group in entries)
-    (directory / "decoy-1.0.dist-info" / "entry_points.txt").write_text(told)
+    entry_points = "".join(f"[{group}]\nparquet = decoy:Decoy\n" for group in entries)
+    (directory / "decoy-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
     monkeypatch.chdir(directory)
     return ran
 
@@ -174,7 +174,7 @@ def test_workers_do_not_start_in_an_importable_directory(tmp_path: Path, monkeyp
 def test_processes_of_an_environment_find_modules_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with safe_start.started_safely():
-        safe_start.forget_safe_path()  # as a worker does
+        safe_start.forget_safe_path()  # a worker does so, too
         assert "PYTHONSAFEPATH" not in os.environ
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     with safe_start.started_safely():

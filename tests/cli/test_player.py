@@ -1,4 +1,4 @@
-"""Episodes played in a terminal: what is shown of each step, what keys do, and what there is where nothing renders."""
+"""Episodes played in a terminal: the shown steps, the keys, and numbers where no environment renders."""
 
 import itertools
 import re
@@ -49,13 +49,13 @@ def played(
 
 
 def steps(scripted: Scripted) -> list[tuple[int, int]]:
-    """Episode and step at each key."""
+    """Return the shown episode and step at each key."""
     found = [re.search(r"episode (\d+).*^step (\d+)", screen, re.S | re.M) for screen in scripted.screens]
     return [(int(match[1]), int(match[2])) for match in found if match is not None]
 
 
 class Script:
-    """A viewer that looks at the given steps in this order."""
+    """A viewer that shows the given steps, in this order."""
 
     class Over(Exception):
         pass
@@ -191,8 +191,8 @@ def test_numbers_are_shown_where_nothing_renders_and_why(tmp_path: Path, monkeyp
     assert "as numbers: no \\x1b[2J such thing" in scripted.screens[0]
     assert re.search(r"^observation +2 +2$", scripted.screens[2], re.M)
     assert "rewards " in scripted.screens[3]
-    assert len(made) == 1  # of a writer, not of each episode
-    assert list(player.notes) == ["as numbers: no \\x1b[2J such thing"]
+    assert len(made) == 1  # made once per writer, not per episode
+    assert list(player.fallbacks) == ["as numbers: no \\x1b[2J such thing"]
     with pytest.raises(EnvironmentUnavailable):
         played(trace, ["next"], source="simulation")
 
@@ -219,7 +219,7 @@ def test_a_replay_that_differs_is_said_to(tmp_path: Path) -> None:
     scripted = Scripted(["next"])
     making = Making(env_kwargs={"offset": 0})
     Player(trace, [0], None, 1.0, True).run(scripted, making)  # type: ignore[arg-type]
-    assert "played again, differs: differs at step 2" in scripted.screens[0]
+    assert "replayed, differs: differs at step 2" in scripted.screens[0]
 
 
 def test_an_episode_that_is_damaged_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_an_empty_episode_is_one_frame(tmp_path: Path) -> None:
 
 
 class Odd(ToyEnv):
-    """Observes whatever it likes."""
+    """An environment with odd observations."""
 
     observation_space = spaces.Dict(
         {"words": spaces.Text(20), "view": spaces.Box(0, 255, (20, 20), np.uint8), "wide": spaces.Box(-1, 1, (500,))}
@@ -292,6 +292,6 @@ def test_keys_that_leave_are_heard_while_an_episode_is_played_again(
     monkeypatch.setattr(Player, "show_verdict", lambda self, verdict: told.append(verdict.index))
     _, scripted = played(trace, [], unasked=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
     assert "episode 0" in scripted.screens[0]
-    assert "playing it again" in scripted.screens[0]
+    assert "replaying" in scripted.screens[0]
     assert "episode 1" in scripted.screens[-1]
-    assert told == []  # neither was played to its end
+    assert told == []  # neither episode was played to its end

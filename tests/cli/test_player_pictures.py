@@ -1,4 +1,4 @@
-"""Pictures and texts in cells of a terminal: colours, sizes, and nothing that steers it."""
+"""Images and text in cells of a terminal: colours, sizes, and no control characters."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def random_picture(height: int, width: int, seed: int = 0, colours: int = 256) -
 
 
 def decoded(sequence: str) -> Any:
-    """The picture of a sixel sequence, in the colours of its palette, in hundredths."""
+    """Decode a sixel sequence to an image of palette colours, in hundredths."""
     found = re.fullmatch(r'\x1bP0;1;0q"1;1;(\d+);(\d+)((?:#\d+;2;\d+;\d+;\d+)*)(.*)\x1b\\', sequence, re.S)
     assert found is not None
     width, height = int(found[1]), int(found[2])
@@ -136,7 +136,7 @@ def test_lines_are_exactly_as_wide_as_the_screen(text: str, columns: int) -> Non
 
 @given(st.text(alphabet=st.characters() | st.sampled_from("\x1b[]0;m\x07"), max_size=200))
 def test_nothing_that_is_drawn_steers_the_terminal(text: str) -> None:
-    terminal = Scripted(size=(40, 9))  # whose screen asserts it
+    terminal = Scripted(size=(40, 9))  # its screen asserts that
     screen = Screen(terminal)  # type: ignore[arg-type]
     screen.draw([text, text], text, [text], 1, 2, [""])
     screen.draw([text, text], [(text, text), (text, np.array([text]))], [text], 2, 2, [""])
@@ -182,5 +182,5 @@ def test_a_picture_of_another_size_or_none_clears_the_one_before(monkeypatch: py
         screen.draw(head, frame, [], 0, 1, [""])
         pictures.append("".join(written).count("\x1bP"))
         cleared.append("".join(written).count("\x1b[2J"))
-    assert pictures == [1, 0, 1, 1, 0]  # the same one is not drawn again
+    assert pictures == [1, 0, 1, 1, 0]  # an equal picture is not drawn twice
     assert cleared == [1, 0, 1, 1, 1]

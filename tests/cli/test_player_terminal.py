@@ -1,4 +1,4 @@
-"""The player in a real terminal: whatever ends it, the terminal is as it was."""
+"""The player in a real terminal: however it ends, it restores the terminal."""
 
 import os
 import shutil
@@ -144,7 +144,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on() -> None:
         shell.wait_for(" echo ")
         shell.send("fg\n")
         shell.wait_for(TAKEN)
-        shell.wait_for("step 1")  # where it was
+        shell.wait_for("step 1")  # at the same step as before
         shell.send("q")
         shell.wait_for(GIVEN_BACK)
         shell.wait_for("played 1 of 3")
@@ -178,7 +178,7 @@ def test_answers_of_the_terminal_are_not_keys() -> None:
         player.wait_for("\x1b[c")
         player.send("\x1b[6;20;10t\x1b[?1;0;256S\x1b[?62;4;22c")
         player.wait_for('\x1bP0;1;0q"1;1;')
-        player.send("\x1b[?62;4;22c\x1b[5~\x1b[200~x\x1b")  # late ones, keys that mean nothing, Escape
+        player.send("\x1b[?62;4;22c\x1b[5~\x1b[200~x\x1b")  # a late answer, unused keys, Escape
         player.send("\x1bOC")
         player.wait_for("step 1")
         player.send("q")

@@ -1,4 +1,4 @@
-"""Completion in real shells: what TAB inserts is one word, and nothing runs."""
+"""Completion in real shells: TAB inserts one word, and runs nothing."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ from runs import record_lengths
 
 from gym_trace import TraceRecordingWrapper
 
-SHELLS = {  # how it is started, and how completion is turned on
+SHELLS = {  # command that starts it, and line that enables completion
     "bash": (["bash", "--norc", "--noprofile", "-i"], 'eval "$(_GYM_TRACE_COMPLETE=bash_source gym-trace)"'),
     "zsh": (
         ["zsh", "-f", "-i"],
@@ -35,7 +35,7 @@ each_shell = pytest.mark.parametrize(
 
 
 def words_after_tab(shell: str, line: str, directory: Path) -> list[str]:
-    """Type a line and TAB; return the words that the shell makes of the whole."""
+    """Type a line and TAB; return the words of the completed line."""
     command, turn_on = SHELLS[shell]
     home = directory / ".home"
     home.mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ def test_a_directory_of_any_name_is_completed_to_one_word(tmp_path: Path, shell:
     assert words_after_tab(shell, f"gym-trace stats {quote}{begin}", tmp_path) == [
         "gym-trace", "stats", f"{begin}{NAME}".replace("in\\", "in"),
     ]  # fmt: skip
-    (parent / "another").mkdir()  # now it is the shell that completes
+    (parent / "another").mkdir()  # now the shell completes paths
     found = words_after_tab(shell, f"gym-trace stats {quote}{begin}i", tmp_path)[-1]
     assert found.rstrip("/") == f"{begin}{NAME}".replace("in\\", "in")
     assert not (tmp_path / "ran").exists()

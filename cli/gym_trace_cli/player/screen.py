@@ -24,13 +24,14 @@ Picture = npt.NDArray[np.uint8]  # (H, W, 3)
 
 _COLOURLESS = ("dumb", "unknown", "vt", "ansi", "emacs")  # beginnings of TERM
 _SHADES = np.array(list(" .:-=+*#%@"))
-_LEVELS = np.array([0, 95, 135, 175, 215, 255])  # of red, green and blue among the 256 colours, from the 16th on
-_GREYS = 8 + 10 * np.arange(24)  # from the 232nd on
-_MOST_COLOURS = 256  # of sixel
-_CUBE = 6  # levels of red, green and blue, where a picture has more colours
+# Of the 256 colours, 16 to 231 are a cube with these levels of red, green and blue, and the rest are greys.
+_LEVELS = np.array([0, 95, 135, 175, 215, 255])
+_GREYS = 8 + 10 * np.arange(24)
+_MOST_COLOURS = 256  # in a sixel image
+_CUBE = 6  # levels of red, green and blue in a sixel image with more colours
 _REPEATED = re.compile(r"(.)\1{3,}")
 _SGR = re.compile(r"(\x1b\[[0-9;:]*m)")
-_LARGEST = (640, 480)  # pixels of a sixel picture
+_LARGEST_SIXEL = (640, 480)  # pixels
 _WIDEST_NAME = 24
 _NOTE_LINES = 3
 
@@ -44,7 +45,7 @@ class Screen:
         self.unicode = "utf" in (sys.stdout.encoding or "").lower()
         self._drawn: list[str] = []
         self._picture: Picture | None = None  # the picture on the screen
-        self._place: Any = None  # of the picture
+        self._picture_position: Any = None  # its row and shape
         self._size = (0, 0)
 
     @property
@@ -55,29 +56,29 @@ class Screen:
     def draw(self, head: list[str], frame: Any, words: list[str], step: int, last: int, keys: list[str]) -> None:
         """Draw the lines above a frame, the frame, the lines below it, a bar, and the longest key help that fits.
 
-        frame: see Viewer.see(). Raises RenderingError where it can not be shown, OSError.
+        frame: see Viewer.see(). Raises RenderingError for a frame that cannot be shown, and OSError.
         """
         columns, rows = self._terminal.size
         if self.is_stale:
             self._terminal.is_new = False
-            self._drawn, self._picture, self._place, self._size = [], None, None, (columns, rows)
+            self._drawn, self._picture, self._picture_position, self._size = [], None, None, (columns, rows)
             self._terminal.write("\x1b[0m\x1b[2J")
         foot = [*map(printable, words), self._bar(step, last, columns)]
         foot.append(f"\x1b[2m{next((line for line in keys if cell_len(line) <= columns), '')}\x1b[0m")
         folded = [line for note in head[1:] for line in textwrap.wrap(printable(note), columns)[:_NOTE_LINES]]
         head = [f"\x1b[1m{printable(head[0])}\x1b[0m", *folded]
-        room = max(1, rows - len(head) - len(foot))
-        lines, picture = self._shown(frame, columns, room)
+        height = max(1, rows - len(head) - len(foot))
+        lines, picture = self._frame_lines(frame, columns, height)
         drawing = self._drawing(picture, len(head), columns)
-        lines = lines[:room] + [""] * (room - len(lines))
+        lines = lines[:height] + [""] * (height - len(lines))
         lines = [fitted(line, columns) for line in [*head, *lines, *foot][:rows]]
         before = self._drawn if len(self._drawn) == len(lines) else [""] * len(lines)
         changed = [f"\x1b[{row};1H{line}" for row, (line, old) in enumerate(zip(lines, before), 1) if line != old]
         self._drawn = lines
         self._terminal.write("".join([*changed, drawing]))
 
-    def _shown(self, frame: Any, columns: int, rows: int) -> tuple[list[str], Picture | None]:
-        """Draw lines, and an image over them."""
+    def _frame_lines(self, frame: Any, columns: int, rows: int) -> tuple[list[str], Picture | None]:
+        """Return a frame as lines of text, or no lines and a sixel image."""
         if isinstance(frame, str):
             return self._text(frame, rows), None
         if isinstance(frame, list):
@@ -85,7 +86,7 @@ class Screen:
         picture = as_picture(frame)
         cell = self._terminal.abilities.cell
         if self._terminal.abilities.sixel and cell is not None and self._colours:
-            width, height = min(columns * cell[0], _LARGEST[0]), min(rows * cell[1], _LARGEST[1]) // 6 * 6
+            width, height = min(columns * cell[0], _LARGEST_SIXEL[0]), min(rows * cell[1], _LARGEST_SIXEL[1]) // 6 * 6
             if width > 0 and height > 0:
                 return [], fitting(picture, width, height)
         if self._colours and self.unicode:
@@ -93,13 +94,13 @@ class Screen:
         return shades(picture, columns, rows), None
 
     def _drawing(self, picture: Picture | None, row: int, columns: int) -> str:
-        """Return what draws an image below `rows` rows, unless it is there; clears another one."""
-        place = None if picture is None else (row, picture.shape)
+        """Return the sequence that draws an image below `row`, "" if it is drawn already. Clears another image."""
+        position = None if picture is None else (row, picture.shape)
         before, self._picture = self._picture, picture
-        if self._place not in (None, place):
+        if self._picture_position not in (None, position):
             self._terminal.write("\x1b[0m\x1b[2J")
             self._drawn, before = [], None
-        self._place = place
+        self._picture_position = position
         if picture is None or (before is not None and np.array_equal(before, picture)):
             return ""
         cell = self._terminal.abilities.cell or (1, 1)
@@ -117,37 +118,38 @@ class Screen:
         return lines
 
     def _bar(self, step: int, last: int, columns: int) -> str:
-        said = f"  {step:,}/{last:,}"
-        room = max(0, columns - len(said))
+        counter = f"  {step:,}/{last:,}"
+        width = max(0, columns - len(counter))
         full, empty = ("━", "─") if self.unicode else ("=", "-")
-        length = round(room * min(1.0, step / max(1, last)))
-        return full * length + empty * (room - length) + said
+        length = round(width * min(1.0, step / max(1, last)))
+        return full * length + empty * (width - length) + counter
 
 
 def fitted(line: str, columns: int) -> str:
-    """Cut or fill a line to exactly `width` cells."""
-    out, room = [], columns
+    """Cut or fill a line to exactly `columns` cells."""
+    out, remaining = [], columns
     for part in _SGR.split(line):
         if part.startswith("\x1b"):
             out.append(part)
-        elif part and room:
+        elif part and remaining:
             length = cell_len(part)
-            out.append(part if length <= room else set_cell_size(part, room))
-            room -= min(length, room)
-    return "".join(out) + "\x1b[0m" + " " * room
+            out.append(part if length <= remaining else set_cell_size(part, remaining))
+            remaining -= min(length, remaining)
+    return "".join(out) + "\x1b[0m" + " " * remaining
 
 
 def _numbers(values: list[tuple[str, Any]], columns: int, rows: int) -> list[str]:
-    """Return names with values in columns that do not move between steps; the rest is counted."""
+    """Return lines of names and values, in columns that stay between steps; values that do not fit are counted."""
     indent = min(_WIDEST_NAME, max((len(printable(name)) for name, _ in values), default=0)) + 1
     blocks = [_folded(_cells(value), max(1, columns - indent)) for _, value in values]
     most = next((most for most in range(rows, 1, -1) if sum(min(len(block[0]), most) for block in blocks) <= rows), 1)
     lines = []
     for (name, _), (folded, in_line, cells, width) in zip(values, blocks):
         if len(folded) > most:
-            there = in_line * most - -(-len(f"  … {cells:,} more") // width)
-            kept = folded[most - 1][: max(0, there - in_line * (most - 1)) * width]
-            folded = [*folded[: most - 1], f"{kept}  … {cells - max(there, in_line * (most - 1)):,} more"]
+            above = in_line * (most - 1)
+            fit = max(above, in_line * most - -(-len(f"  … {cells:,} more") // width))
+            last_line = folded[most - 1][: (fit - above) * width]
+            folded = [*folded[: most - 1], f"{last_line}  … {cells - fit:,} more"]
         lines.append(f"{printable(name)[: indent - 1].ljust(indent)}{folded[0]}")
         lines += [" " * indent + line for line in folded[1:]]
     return lines
@@ -197,10 +199,10 @@ def fitting(picture: Picture, width: int, height: int) -> Picture:
 
 def _scaled(picture: Picture, size: int, axis: int) -> Picture:
     """Average rows or columns to get fewer, repeat them to get more."""
-    there = picture.shape[axis]
-    if size >= there:
-        return np.asarray(picture.take(np.arange(size) * there // size, axis))
-    bounds = np.arange(size + 1) * there // size
+    old_size = picture.shape[axis]
+    if size >= old_size:
+        return np.asarray(picture.take(np.arange(size) * old_size // size, axis))
+    bounds = np.arange(size + 1) * old_size // size
     counts = np.diff(bounds).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
     sums = np.add.reduceat(picture, bounds[:-1], axis, dtype=np.uint32)
     return np.asarray((sums + counts // 2) // counts, np.uint8)
@@ -217,11 +219,11 @@ def half_blocks(picture: Picture, columns: int, rows: int, colours: int) -> list
     begins[:, 1:] = (np.diff(upper, axis=1) != 0) | (np.diff(lower, axis=1) != 0)
     lines = []
     for row, starts in enumerate(begins):
-        places = np.flatnonzero(starts).tolist()
-        ends = [*places[1:], upper.shape[1]]
-        cells = zip(upper[row, places].tolist(), lower[row, places].tolist(), places, ends)
-        runs = "".join(_run(top, bottom, end - begin, colours) for top, bottom, begin, end in cells)
-        lines.append(f"{' ' * ((columns - upper.shape[1]) // 2)}{runs}\x1b[0m")
+        firsts = np.flatnonzero(starts).tolist()
+        ends = [*firsts[1:], upper.shape[1]]
+        runs = zip(upper[row, firsts].tolist(), lower[row, firsts].tolist(), firsts, ends)
+        text = "".join(_run(top, bottom, end - first, colours) for top, bottom, first, end in runs)
+        lines.append(f"{' ' * ((columns - upper.shape[1]) // 2)}{text}\x1b[0m")
     return lines
 
 
@@ -256,7 +258,7 @@ def _nearest(picture: Picture) -> npt.NDArray[np.int64]:
 def sixel(picture: Picture) -> str:
     """Return a picture as an escape sequence that DEC terminals, xterm, foot, WezTerm and others show pixel by pixel.
 
-    It is exact, in hundredths, if its colours are few and differ enough.
+    Colours are exact to a hundredth of full brightness if they are at most 256, and differ enough.
     """
     height, width = picture.shape[:2]
     palette, indices = _in_colours(picture)
@@ -278,13 +280,13 @@ def _in_colours(picture: Picture) -> tuple[Any, Any]:
         codes = levels @ (_CUBE * _CUBE, _CUBE, 1)
         found = np.arange(_CUBE**3)
         palette = np.stack(np.unravel_index(found, (_CUBE,) * 3), axis=1) * 255 // (_CUBE - 1)
-    places = np.zeros(1 << 16, np.intp)
-    places[found] = np.arange(len(found))
-    return palette, places[codes]
+    indices = np.zeros(1 << 16, np.intp)
+    indices[found] = np.arange(len(found))
+    return palette, indices[codes]
 
 
 def _band(indices: Any, colours: int) -> str:
-    """Return six rows of pixels, colour by colour: a bit per pixel."""
+    """Return six rows of pixels as text, colour by colour; each character has one bit per row."""
     width = indices.shape[1]
     bits = np.full((colours, width), 63, np.uint8)
     for number, row in enumerate(indices):

@@ -24,12 +24,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEGIN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # another screen, no cursor, no wrapping of lines
 # Also ends a truncated image. The last part is for terminals without an alternate screen.
 _END = "\x1b\\\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l\r\x1b[K"
-# Ask for cell size, image colours and capabilities; every terminal answers the last.
-_ASK = "\x1b[16t\x1b[?1;1;0S\x1b[c"
-_LEAST_COLOURS = 256  # images need this many; with fewer, characters show more
+# Queries of cell size, image colours and capabilities; every terminal answers the last.
+_QUERIES = "\x1b[16t\x1b[?1;1;0S\x1b[c"
+_LEAST_COLOURS = 256  # with fewer colours, characters show more than an image
 _ANSWER_SECONDS = 0.5
 _GUARD_SECONDS = 0.25
-_LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."
+_LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."  # messages to the guard
 _TOKEN = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b[^\[O\x1b]|\x1b(?=\x1b)|[^\x1b]", re.S)
 _UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 _ACTIONS = {
@@ -58,7 +58,7 @@ class Abilities(NamedTuple):
 class Terminal:
     """A context manager that takes the terminal for the player.
 
-    Other output, such as that of environments, is kept until the end. Ctrl-Z gives the terminal back until the
+    Other output, such as that of environments, is printed at the end. Ctrl-Z gives the terminal back until the
     process resumes. If the process dies, a small guard process gives the terminal back.
 
     Attributes:
@@ -83,14 +83,14 @@ class Terminal:
             sys.stderr.flush()
             self._tty = os.dup(_OUT)
             self._stack.callback(os.close, self._tty)
-            self._stack.enter_context(_Overheard())
+            self._stack.enter_context(_OtherOutput())
             self._guard = _Guard(self._tty, self._modes)
             self._stack.callback(self._guard.dismiss)
             self._stack.callback(self._give_back)
             for number, handler in ((signal.SIGTSTP, self._suspend), (signal.SIGCONT, self._resumed)):
                 self._stack.callback(signal.signal, number, signal.signal(number, handler))
             self._take()
-            self.abilities = self._asked()
+            self.abilities = self._query_abilities()
         except BaseException:
             self._stack.close()
             raise
@@ -115,7 +115,7 @@ class Terminal:
         return 80, 24
 
     def write(self, text: str) -> None:
-        """Raises OSError if the terminal is gone."""
+        """Write to the terminal. Raises OSError if it is gone."""
         raw = text.encode(sys.stdout.encoding or "ascii", "replace")
         while raw:
             raw = raw[os.write(self._tty, raw) :]
@@ -139,7 +139,7 @@ class Terminal:
             wait = max(0.0, deadline - time.monotonic())
             if not select.select([_IN], [], [], wait)[0]:
                 return None
-            if self._unread and time.monotonic() - self._read_at > 0.1:  # Escape, pressed by itself
+            if self._unread and time.monotonic() - self._read_at > 0.1:  # the Escape key alone
                 self._unread = b""
             read = b""
             with suppress(OSError):
@@ -150,7 +150,7 @@ class Terminal:
             if not _TOKEN.match(self._unread) and not _UNFINISHED.match(self._unread):
                 self._unread = b""
 
-    # -- taking it and giving it back ---------------------------------------------------------------------------------
+    # -- taking and giving back the terminal --------------------------------------------------------------------------
 
     def _take(self) -> None:
         modes = termios.tcgetattr(_IN)
@@ -161,12 +161,12 @@ class Terminal:
         self.is_new = True
         if not self._lent:
             self._lent = True
-            self._guard.tell(_LENT)
+            self._guard.send(_LENT)
             self.write(_BEGIN)
 
     def _give_back(self) -> None:
         _restore(self._tty, self._modes)
-        self._guard.tell(_GIVEN_BACK)
+        self._guard.send(_GIVEN_BACK)
         self._lent = False
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
@@ -181,8 +181,8 @@ class Terminal:
         with suppress(OSError, termios.error):
             self._take()
 
-    def _asked(self) -> Abilities:
-        self.write(_ASK)
+    def _query_abilities(self) -> Abilities:
+        self.write(_QUERIES)
         deadline, sixel, cell, colours = time.monotonic() + _ANSWER_SECONDS, False, None, _LEAST_COLOURS
         while token := self._token(deadline):
             if found := re.fullmatch(rb"\x1b\[6;(\d{1,4});(\d{1,4})t", token):
@@ -204,17 +204,17 @@ class Terminal:
 
 
 def _restore(tty: int, modes: Any) -> None:
-    for put_back in (
+    for restore in (
         lambda: os.write(tty, _END.encode()),
         lambda: termios.tcflush(_IN, termios.TCIFLUSH),  # unread keys are not for the shell
         lambda: termios.tcsetattr(_IN, termios.TCSANOW, modes),
     ):
-        with suppress(OSError, termios.error):  # it may be gone
-            put_back()
+        with suppress(OSError, termios.error):  # the terminal may be gone
+            restore()
 
 
-class _Overheard:
-    """A context manager that keeps other output, and prints at least its end afterwards."""
+class _OtherOutput:
+    """Context manager that collects other output, and prints its last lines at the end."""
 
     _MOST = 20  # lines
 
@@ -235,11 +235,11 @@ class _Overheard:
         lines = self._spool.read().decode("utf-8", "replace").splitlines()
         self._spool.close()
         lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
-        said = list(dict.fromkeys(line for line in lines if line))  # duplicates once
-        if len(said) > self._MOST:
-            said = ["…", *said[-self._MOST :]]
+        unique = list(dict.fromkeys(line for line in lines if line))
+        if len(unique) > self._MOST:
+            unique = ["…", *unique[-self._MOST :]]
         with suppress(OSError):
-            sys.stderr.writelines(f"{printable(line)}\n" for line in said)
+            sys.stderr.writelines(f"{printable(line)}\n" for line in unique)
             sys.stderr.flush()
 
 
@@ -249,7 +249,7 @@ class _Guard:
     def __init__(self, tty: int, modes: Any):
         read, self._write = os.pipe()
         parent = os.getpid()
-        with warnings.catch_warnings():  # about other threads: the copy only waits
+        with warnings.catch_warnings():  # forking with threads is safe here: the child only waits
             warnings.simplefilter("ignore", DeprecationWarning)
             self._child = os.fork()
         if not self._child:
@@ -259,13 +259,13 @@ class _Guard:
                 os._exit(0)
         os.close(read)
 
-    def tell(self, word: bytes) -> None:
-        """Tell the guard whether the terminal is lent now."""
+    def send(self, message: bytes) -> None:
+        """Send whether the terminal is lent now."""
         with suppress(OSError):
-            os.write(self._write, word)
+            os.write(self._write, message)
 
     def dismiss(self) -> None:
-        self.tell(_DONE)
+        self.send(_DONE)
         os.close(self._write)
         with suppress(ChildProcessError):
             os.waitpid(self._child, 0)
@@ -275,12 +275,12 @@ def _watch(parent: int, read: int, write: int, tty: int, modes: Any) -> None:
     for number in (*_ENDING, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     os.close(write)
-    lent, heard = False, b"?"
-    while heard and os.getppid() == parent:  # children of an environment may keep the pipe open
+    lent, message = False, b"?"
+    while message and os.getppid() == parent:  # children of an environment may keep the pipe open
         if select.select([read], [], [], _GUARD_SECONDS)[0]:
-            heard = os.read(read, 16)
-            if heard.endswith(_DONE):
+            message = os.read(read, 16)
+            if message.endswith(_DONE):
                 return
-            lent = heard.endswith(_LENT) if heard else lent
+            lent = message.endswith(_LENT) if message else lent
     if lent:
         _restore(tty, modes)

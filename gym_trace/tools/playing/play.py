@@ -128,7 +128,7 @@ def play(
             most=episodes,
             stop=stop,
         )
-        played, is_told = session.played, False
+        played, completed = session.played, False
         played.seed = seed
         try:
             try:
@@ -136,11 +136,11 @@ def play(
             finally:
                 writer = recorder._recorder.writer_id
                 stack.close()
-            is_told = True
+            completed = True
         finally:
             if played.discarded:
                 played.left = _remove(Path(directory), writer, played.discarded)
-                if played.left and not is_told:  # an error is raised instead of the result
+                if played.left and not completed:  # the caller gets an error, and not played.left
                     warnings.warn(
                         f"discarded episodes are still in the trace: {played.left}", UserWarning, stacklevel=2
                     )

@@ -169,7 +169,7 @@ def test_the_record_command_records_to_a_url_with_workers(url: str, calm: Any) -
     ok(*words, "--episodes", EPISODES // 2)
     refused = run(*words, "--episodes", EPISODES)
     assert refused.exit_code == 1
-    assert "already holds a trace; pass --resume to go on with the run that is in it" in refused.output
+    assert "already holds a trace; pass --resume to continue its run" in refused.output
     ok(*words, "--episodes", EPISODES, "--resume")
     assert whole_episodes(url, 1) == calm
     assert "not supported for URLs" in run(*words, "--bytes", 1000).output

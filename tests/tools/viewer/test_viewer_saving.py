@@ -186,7 +186,7 @@ def test_the_command_saves_selected_episodes_and_says_how_large_they_are(directo
 def test_the_command_says_what_it_left_out(directory: Path, tmp_path: Path) -> None:
     done = run("view", str(directory), "--save", str(tmp_path / "x.html"), "--max-bytes", "218kB")
     assert done.exit_code == 0, done.output
-    assert "left out, beyond 218 kB" in done.output
+    assert "skipped, beyond 218 kB" in done.output
     assert (tmp_path / "x.html").stat().st_size <= 215_000
 
 
