@@ -187,8 +187,8 @@ def _print_summary(table: gym_trace.StepTable, as_json: bool, out: TextIO) -> No
     if not as_json:
         tables = [moments_table(measured, ("min", "mean", "max", "nan"), "column")]
         print_tables(tables + ([(["column", "distinct", "examples"], varied)] if varied else []), fitted=True)
-        for line in omitted:
-            click.echo(line)
+        for omission in omitted:
+            click.echo(omission)
 
 
 def _columns(window: Any, roots: Sequence[str]) -> dict[str, list[str]]:

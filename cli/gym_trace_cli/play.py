@@ -53,7 +53,7 @@ class PlayOptions:
     as_json: bool = opt("--json", "Print the summary as one JSON object.")
     keys: str | None = opt(
         "--keys FILE",
-        "Key map (TOML). Default: the environment's, else it asks.",
+        "Key map (TOML). Default: the environment's, or ask.",
         click.Path(dir_okay=False),
         under="Playing",
     )
@@ -70,7 +70,7 @@ class PlayOptions:
         "--from TRACE", "Trace with the episode.", TraceDirectory(), under="Continue from a recorded step"
     )
     episode: int = opt("--episode N", "Index of the episode. Default: 0.", click.INT, default=0)
-    step: int = opt("--step N", "First step to play; earlier ones are replayed. Default: 0.", NOT_NEGATIVE, default=0)
+    step: int = opt("--step N", "Replay up to this step, then play. Default: 0.", NOT_NEGATIVE, default=0)
     trust: bool = opt("--trust", "Allow imports, calls, files that the trace names.")
     comparison: dict[str, Any] = shared(comparison_options)
     named: NamedEnvironment = shared(environment_options, under="Environment")

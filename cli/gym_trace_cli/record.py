@@ -45,6 +45,9 @@ _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
 _FACTS = "For search and the dataset card (tag: repeatable)."
+_LANES = "Lanes to step; lanes to record. Default: all."
+_ENGINE = "Where workers run: local or ray; address of Ray."
+_PRIVATE = "Store the full command line; uncommitted changes."
 
 
 def _facts(**values: Any) -> dict[str, Any]:
@@ -131,8 +134,8 @@ class RecordOptions:
     named: NamedEnvironment = shared(environment_options, under="Environment and policy")
     policy: str = shared(policy_option)
     seed: int | None = opt("--seed N", "Seed: episode k is the same in every run.", NOT_NEGATIVE)
-    num_envs: int | None = opt("--num-envs N", "Vector environment of N lanes.", POSITIVE, under="Lanes and processes")
-    lanes: int | None = opt("--lanes N", "Record only N of them.", POSITIVE)
+    num_envs: int | None = opt("--num-envs N", _LANES, POSITIVE, under="Lanes and processes")
+    lanes: int | None = opt("--lanes N", _LANES, POSITIVE)
     vectorization: str | None = opt(
         "--vectorization-mode M",
         "sync, async, vector_entry_point. Default: sync.",
@@ -144,8 +147,8 @@ class RecordOptions:
         ["next-step", "same-step", "disabled"],
     )
     workers: int | None = opt("-j, --workers N", "Record with N processes.", POSITIVE)
-    engine: str | None = opt("--engine E", "Where workers run: local or ray. Default: local.", ["local", "ray"])
-    address: str | None = opt("--address A", "Address of the Ray cluster.")
+    engine: str | None = opt("--engine E", _ENGINE, ["local", "ray"])
+    address: str | None = opt("--address A", _ENGINE)
     shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", _shard)
     resume: bool = opt("--resume", "Resume an interrupted run of -j.")
     stall_timeout: float | None = opt(
@@ -155,8 +158,8 @@ class RecordOptions:
     niceness: int | None = opt("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19))
     facts: dict[str, Any] = shared(fact_options, under="Metadata")
     metadata: Sequence[tuple[str, Any]] = shared(metadata_option)
-    argv: bool = opt("--argv", "Store the full command line.")
-    git_diff: bool = opt("--git-diff", "Store uncommitted changes.")
+    argv: bool = opt("--argv", _PRIVATE)
+    git_diff: bool = opt("--git-diff", _PRIVATE)
 
     def of_workers(self) -> dict[str, Any]:
         """Return the options that need workers, as arguments of collect()."""
