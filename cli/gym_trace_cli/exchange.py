@@ -28,7 +28,7 @@ def _list_option(kind: str) -> Callable[[Any], Any]:
     def print_list() -> None:
         from gym_trace import formats as library
 
-        show.facts(library.listed(getattr(library, kind)()))
+        show.fields(library.listed(getattr(library, kind)()))
 
     return printing_option("--list", "List the formats.", print_list)
 

@@ -70,7 +70,7 @@ def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
 
 
 def _print_info(info: Info) -> None:
-    show.facts((label, show.printable(value)) for label, value in _facts(info))
+    show.fields((label, show.printable(value)) for label, value in _fields(info))
     _print_writers(info["writers"])
     show.title("health")
     for line in _health(info):
@@ -82,7 +82,7 @@ def _progress_line(now: dict[str, int]) -> str:
     return f"{written}, {show.count(now['recording'], 'writer')} recording"
 
 
-def _facts(info: Info) -> Iterator[tuple[str, str]]:
+def _fields(info: Info) -> Iterator[tuple[str, str]]:
     yield "trace", info["directory"]
     yield from _environment(info["environment"], info["function"])
     yield "observations", _cut(info["observation_space"])
@@ -98,7 +98,7 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
             "branches from",
             f"step {origin.get('step')} of episode {origin.get('episode_id')} of {origin.get('writer')}",
         )
-    yield from _facts_of(info["facts"])
+    yield from _facts(info["facts"])
     yield "metadata", "" if info["metadata"] is None else _cut(json.dumps(info["metadata"], ensure_ascii=False))
     yield "episodes", show.count(info["episodes"])
     yield "seeds", _seeds(info["seeds"])
@@ -106,7 +106,7 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
     yield "on disk", show.size(info["bytes"])
 
 
-def _facts_of(facts: Info) -> Iterator[tuple[str, str]]:
+def _facts(facts: Info) -> Iterator[tuple[str, str]]:
     """Yield names and values of facts; a value may be any JSON."""
     for name, value in list(facts.items())[:_MOST_FACTS]:
         text = ", ".join(value) if isinstance(value, list) and all(isinstance(item, str) for item in value) else value

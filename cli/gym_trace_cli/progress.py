@@ -156,12 +156,12 @@ class Report:
     """Progress of record or train, to be shown and plotted.
 
     Attributes:
-        facts: parts of the line, the most important first; a narrow terminal omits the last.
+        parts: texts of the line, the most important first; a narrow terminal omits the last.
         details: returns what rich draws below the line.
         scalars: steps, returns and values for TensorBoard, one tuple per policy.
     """
 
-    facts: list[str]
+    parts: list[str]
     fraction: float | None = None
     details: Callable[[], Any] | None = None
     restarts: int = 0
@@ -212,8 +212,8 @@ class Watch:
         self.stop.defers = True
         report = self._describe(progress)
         restarted, self._restarts = report.restarts > self._restarts, report.restarts
-        facts = report.facts + ([count(report.restarts, "restart")] if report.restarts else [])
-        text = "  ".join([*facts, f"({report.trouble})"] if restarted else facts)
+        parts = report.parts + ([count(report.restarts, "restart")] if report.restarts else [])
+        text = "  ".join([*parts, f"({report.trouble})"] if restarted else parts)
         self.line.update(printable(text), report.fraction, report.details, restarted)
         if time.monotonic() >= self._next_scalars:
             self._plot(report)

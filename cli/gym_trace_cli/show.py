@@ -144,7 +144,7 @@ def title(text: str) -> None:
     click.secho(f"\n{text}", bold=True)
 
 
-def facts(rows: Iterable[tuple[str, str]]) -> None:
+def fields(rows: Iterable[tuple[str, str]]) -> None:
     """Print labels and values, one per line; long values are folded on a terminal."""
     lines = [(printable(label), printable(value)) for label, value in rows if value]
     indent = max((len(label) for label, _ in lines), default=0) + 2
@@ -180,7 +180,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool =
     if keys and available is not None and (_total(first) > available or any(map(int.__lt__, first, widths))):
         for row in chain(block, rows):
             title("  ".join(f"{heading} {cell}" for heading, cell in zip(headings[:keys], row)))
-            facts(list(zip(headings, row))[keys:])
+            fields(list(zip(headings, row))[keys:])
         return
     lines = [click.style(_line(headings, first, right), bold=is_terminal(sys.stdout))]
     while block:

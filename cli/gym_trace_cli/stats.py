@@ -84,7 +84,7 @@ def command(
 
 
 def _print_summary(summary: Summary) -> None:
-    show.facts(_facts(summary))
+    show.fields(_fields(summary))
     click.echo()
     _print_spreads(summary)
     if summary.get("groups"):
@@ -96,7 +96,7 @@ def _print_summary(summary: Summary) -> None:
         _print_columns(described, f" of {name}" if name else "")
 
 
-def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+def _fields(summary: Summary) -> Iterator[tuple[str, str]]:
     storage, duration = summary["storage"], summary["duration"]
     yield "trace", show.printable(summary["directory"])
     yield "chosen", summary.get("chosen", "")
@@ -138,7 +138,7 @@ def _print_spreads(summary: Summary) -> None:
             click.echo(f"{name}: skipped {' and '.join(skipped)}")
     if show.can_chart() and summary["episodes"] > 1:
         click.echo()
-        show.facts(_charts(summary))
+        show.fields(_charts(summary))
 
 
 def _spreads(summary: Summary) -> Iterator[tuple[str, Summary]]:

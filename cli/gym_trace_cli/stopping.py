@@ -24,7 +24,7 @@ def spared_children() -> Iterator[None]:
 
     Unless forked, they import nothing from the current directory while they start.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # inherited
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # children inherit it
     try:
         with nullcontext() if multiprocessing.get_start_method() == "fork" else started_safely():
             yield
@@ -52,7 +52,7 @@ def ended_by_signals() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number in _NAMES:
                 handler = signal.getsignal(number)
-                if handler is not signal.SIG_IGN:  # background jobs
+                if handler is not signal.SIG_IGN:  # a background job ignores it
                     before[number] = handler
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
         _active.append(None)
@@ -115,7 +115,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._terminals = [fd for fd in _OUTPUTS if os.isatty(fd)]
         for number in _NAMES:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a background job ignores it
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -318,39 +318,39 @@ def _dashboard(progress: Trained) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    facts = _facts(progress)
-    lines = [Text(no_wrap=True, overflow="ellipsis") for _ in facts]
-    for line, (name, value) in zip(lines, facts):
+    fields = _fields(progress)
+    lines = [Text(no_wrap=True, overflow="ellipsis") for _ in fields]
+    for line, (name, value) in zip(lines, fields):
         line.append(f"{name:<11}", "dim").append(show.printable(value))
     return Group(*lines)
 
 
-def _facts(progress: Trained) -> list[tuple[str, str]]:
-    facts = [("steps/s", show.speeds(progress.speeds))]
+def _fields(progress: Trained) -> list[tuple[str, str]]:
+    fields = [("steps/s", show.speeds(progress.speeds))]
     for name, spread in (("returns", progress.returns), ("lengths", progress.lengths)):
         if spread is not None:
             mean, least, most = map(show.return_text, spread)
-            facts.append((name, f"mean {mean}, {least} to {most}"))
+            fields.append((name, f"mean {mean}, {least} to {most}"))
     youngest, age, oldest = progress.lags
     dropped = f", {show.count(progress.dropped, 'rollout')} dropped" if progress.dropped else ""
-    facts.append(("lag", f"mean {age:.2f} versions, {youngest:g} to {oldest:g}{dropped}"))
+    fields.append(("lag", f"mean {age:.2f} versions, {youngest:g} to {oldest:g}{dropped}"))
     for name, parts in (("workers", _WORKERS), ("learner", _LEARNER)):
         shares = [f"{progress.shares[part]:.0%} {part}" for part in parts if part in progress.shares]
         states = [f"{number} {state}" for state, number in Counter(progress.workers).items()]
         text = ", ".join(shares) + (f" ({', '.join(states)})" if states and parts is _WORKERS else "")
-        facts.append((name, text.strip() or "starting"))
+        fields.append((name, text.strip() or "starting"))
     losses = [
         f"{word} {show.number(progress.losses[name])}" for name, word in _LOSSES.items() if name in progress.losses
     ]
-    facts.append(("losses", ", ".join(losses) or "-"))
+    fields.append(("losses", ", ".join(losses) or "-"))
     for number, other in enumerate(progress.others, 1):
         mean = "none yet" if other.returns is None else f"{show.return_text(other.returns[0])}"
         speed = show.count(round(other.speeds[0]))
-        facts.append((f"policy {number}", f"return {mean}, {speed} steps/s, version {show.count(other.version)}"))
-    facts.append(("time", f"{show.duration(progress.seconds)} so far"))
+        fields.append((f"policy {number}", f"return {mean}, {speed} steps/s, version {show.count(other.version)}"))
+    fields.append(("time", f"{show.duration(progress.seconds)} so far"))
     if progress.trouble:
-        facts.append(("restarted", progress.trouble))
-    return facts
+        fields.append(("restarted", progress.trouble))
+    return fields
 
 
 def _scalars(progress: Trained) -> tuple[int, Any, dict[str, float]]:

@@ -142,7 +142,7 @@ def test_an_existing_run_of_several_processes_raises_with_advice_to_resume(here:
     ok(*arguments, "-j", 1)
     result = run(*arguments, "-j", 1)
     assert result.exit_code == 1
-    assert "pass --resume to go on" in result.stderr
+    assert "pass --resume to continue its run" in result.stderr
     assert "--on-exist append" in result.stderr
     assert "on_exist" not in result.stderr
 

@@ -85,6 +85,7 @@ class Player:
                 self._position, by = 0, 1
 
     def _play(self, index: int) -> None:
+        """Show an episode until _Leave is raised."""
         self._index, self.step, self._note = index, 0, ""
         episode = self._trace[index]
         self._last = len(episode)

@@ -136,7 +136,7 @@ def test_an_environment_that_needs_trust_is_not_made(tmp_path: Path) -> None:
     ("options", "problem"),
     [
         (["--episode", "9", "-o", "t"], "the trace has 3 episodes"),
-        ([], "pass -o DIR, too"),
+        ([], "needs -o DIR"),
         (["-o", "t", "--max-episode-steps", "3"], "--from: excludes"),
         (["-o", "t", "--step", "100000"], "pass 0 to"),
     ],
