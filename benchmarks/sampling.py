@@ -90,7 +90,7 @@ def ours(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterat
 def torch_loader(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     from torch.utils.data import DataLoader
 
-    from gym_trace.exchange.torch import BatchStream, Items, collated
+    from gym_trace.exchange.torch import BatchItems, BatchStream, collated
 
     loaders = [
         iter(DataLoader(BatchStream(batches), batch_size=None))
@@ -99,7 +99,7 @@ def torch_loader(trace: gym_trace.Trace, folder: Path, length: int, size: int) -
     yield "DataLoader of whole batches", loaders[0].__next__, loaders[1].__next__
 
     def endless(batches: Any) -> Iterator[Any]:
-        items = Items(batches)
+        items = BatchItems(batches)
         while True:
             yield from DataLoader(items, size, shuffle=True, collate_fn=collated, drop_last=True)
 

@@ -1,7 +1,4 @@
-"""Files and objects of other libraries. Each module imports the library it is named for.
-
-gym_trace.exchange.sb3.replay_buffer(trace) needs no import of its own.
-"""
+"""Files and objects of other libraries. Each module imports the library it is named for, on first use."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
         raise InvalidOption(f"action space {kind}: not supported by d3rlpy")
     if kind == "Discrete" and space.start:
         raise InvalidOption(f"action space {space}: d3rlpy numbers actions from 0; these start at {space.start}")
-    made = [
+    episodes_of_d3rlpy = [
         d3rlpy.dataset.Episode(
             _observations(arrays(part_of(episode.observations, observation))),
             array(episode.actions, "actions").reshape(len(episode), -1),
@@ -55,21 +55,21 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
     is_discrete = kind == "Discrete"
     return d3rlpy.dataset.ReplayBuffer(
         d3rlpy.dataset.InfiniteBuffer(),
-        episodes=made,
+        episodes=episodes_of_d3rlpy,
         action_space=d3rlpy.ActionSpace.DISCRETE if is_discrete else d3rlpy.ActionSpace.CONTINUOUS,
-        action_size=int(space.n) if is_discrete else made[0].actions.shape[1],
+        action_size=int(space.n) if is_discrete else episodes_of_d3rlpy[0].actions.shape[1],
     )
 
 
 def _observations(rows: Any) -> Any:
-    """All rows but the final one, as d3rlpy wants them."""
+    """Return all rows but the final one, one array per leaf."""
     if isinstance(rows, np.ndarray):
-        return _arranged(rows[:-1])
-    return [_arranged(leaf[:-1]) for leaf in leaves_of(rows)]
+        return _channels_first(rows[:-1])
+    return [_channels_first(leaf[:-1]) for leaf in leaves_of(rows)]
 
 
-def _arranged(rows: Array) -> Array:
-    """An array with a feature axis, images with their channels first."""
+def _channels_first(rows: Array) -> Array:
+    """Return rows with a feature axis, and images with their channels first."""
     if rows.ndim == 1:
         return rows[:, None]
     if rows.ndim == 3 and rows.dtype == np.uint8:

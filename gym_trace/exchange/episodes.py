@@ -1,4 +1,4 @@
-"""Episodes as learning libraries take them: numbers only, one array per leaf."""
+"""Episodes for the libraries of this package: numbers only, one array per leaf."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
 
 
-def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace:
+def finished(trace: Trace | str | os.PathLike[str], many_agents: bool = False) -> Trace:
     """Return the episodes that have ended and have steps.
 
-    Raises InvalidOption if no episode has, and for episodes of many agents unless `many`; TraceError if writers
-    recorded different spaces.
+    Raises InvalidOption without such episodes, and for episodes of many agents unless `many_agents`; TraceError if
+    writers recorded different spaces.
     """
     opened = as_trace(trace)
-    if not many and any(reader.about_or_empty.agents for reader in opened.readers):
+    if not many_agents and any(reader.about_or_empty.agents for reader in opened.readers):
         raise InvalidOption(
             f"{opened.directory}: holds many agents, and this library takes one; use gym_trace.exchange.rllib, or the "
             'arrays of episode["NAME"]'
@@ -35,7 +35,7 @@ def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace
     chosen = opened[has_ended]
     if not len(chosen):
         raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
-    if not many:
+    if not many_agents:
         for name in ("observation_space", "action_space"):
             chosen.writer_agreed_on(name)
     return chosen
@@ -43,15 +43,15 @@ def finished(trace: Trace | str | os.PathLike[str], many: bool = False) -> Trace
 
 def lengths(episodes: Trace) -> Array:
     """Return the number of steps that scanned() yields of each episode, (episodes,) int64."""
-    found: Array = ExportSource(episodes, finals=LEFT_OUT).episodes["steps"].astype(np.int64)
-    return found
+    steps: Array = ExportSource(episodes, finals=LEFT_OUT).episodes["steps"].astype(np.int64)
+    return steps
 
 
 def scanned(episodes: Trace) -> Iterator[tuple[Episode, Any]]:
-    """Yield episodes with their observations, N + 1 known rows each.
+    """Yield episodes of N steps with their observations, N + 1 known rows each.
 
-    A branched episode comes without the steps that repeat the one that it branches from.
-    An imported episode without a final observation comes without its last step. If that step terminated the episode, it
+    A branched episode lacks the steps that repeat the episode it branches from.
+    An imported episode without a final observation lacks its last step. If that step terminated the episode, it
     stays, and the observation before it is repeated: targets do not use the observation after a termination.
     """
     return ((episode, rows) for episode, rows in ExportSource(episodes, finals=LEFT_OUT).scan() if len(episode))
@@ -90,7 +90,7 @@ def part_of(rows: Any, key: str | None) -> Any:
     """Return one leaf of Dict observations ("state/image"), or all of them for None. Raises InvalidOption."""
     for name in key.split("/") if key else ():
         if not isinstance(rows, dict) or name not in rows:
-            there = ", ".join(map(str, rows)) if isinstance(rows, dict) else "no keys"
-            raise InvalidOption(f"observation={key!r}: not in the observations; they have {printable(there)}")
+            keys = ", ".join(map(str, rows)) if isinstance(rows, dict) else "no keys"
+            raise InvalidOption(f"observation={key!r}: not in the observations; they have {printable(keys)}")
         rows = rows[name]
     return rows

@@ -32,7 +32,7 @@ def trajectories(trace: Trace | str | os.PathLike[str], *, observation: str | No
     Raises:
         InvalidOption: an observation, action or reward is not numeric, or observations are nested.
     """
-    found = []
+    converted: list[TrajectoryWithRew] = []
     for episode, rows in scanned(finished(trace)):
         observations = arrays(part_of(rows, observation))
         if isinstance(observations, dict) and all(isinstance(rows, np.ndarray) for rows in observations.values()):
@@ -40,14 +40,14 @@ def trajectories(trace: Trace | str | os.PathLike[str], *, observation: str | No
         elif not isinstance(observations, np.ndarray):
             raise InvalidOption("observations: nested parts are not supported by imitation; pass observation=KEY")
         rewards, infos = rewards_of(episode), infos_of(episode)
-        ends: Any = episode.terminations[-1] or episode.truncations[-1]
-        found.append(
+        ended: Any = episode.terminations[-1] or episode.truncations[-1]
+        converted.append(
             TrajectoryWithRew(
                 obs=observations,
                 acts=array(episode.actions, "actions"),
                 infos=None if infos is None else np.array(infos, object),
-                terminal=bool(ends),
+                terminal=bool(ended),
                 rews=rewards if rewards.dtype.kind == "f" else rewards.astype(np.float64),
             )
         )
-    return found
+    return converted

@@ -1,4 +1,4 @@
-"""Ray Data reads traces: blocks of steps or episodes, read in parallel, with only the columns that are used."""
+"""Traces as datasets of Ray Data: read_trace(traces)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ except ImportError as missing:
 
 __all__ = ["read_trace"]
 
-_SAMPLED = 8  # traces that are opened to estimate the size of all
+_SAMPLED_TRACES = 8  # opened to estimate the size of all traces
 _BLOCK_BYTES = 32 << 20  # per Arrow table
-_MOST_TASKS = 512  # read tasks for thousands of traces, so that each begins soon
+_LEAST_TASKS = 512  # with as many traces: a task of few traces yields its first block sooner
 
 
 def read_trace(
@@ -42,19 +42,19 @@ def read_trace(
 ) -> ray.data.Dataset:
     """Return the steps or episodes of traces as a ray.data.Dataset. All nodes need to see their directories.
 
-    Blocks of several steps are read in parallel. A selection of columns and a filter by an expression that follow are
-    handed down to the reading, which decodes only what they need. Images come as tensors with their shape.
+    Blocks of steps are read in parallel. Ray hands down the columns that a later select_columns() names and the
+    expression of a later filter(), so that only these columns are decoded. Images are tensors with their shape.
 
     Args:
-        traces: a trace, a view, a directory, or a sequence of these. If it is a sequence, there is a column "trace",
-            and only some of the traces are opened here: the columns are those of the first one, and of others
-            additional columns are left out.
+        traces: a trace, a view, a directory, or a sequence of these. A sequence adds a column "trace". Only some of
+            its traces are opened here. The dataset has the columns of the first trace; additional columns of others
+            are left out.
         columns, where, table: see Trace.to_arrow.
         options: of ray.data.read_datasource, such as override_num_blocks or concurrency.
 
     Raises:
-        InvalidOption, TraceNotFound. While it is read: InvalidOption if a trace has another type of a column,
-        CorruptTrace.
+        InvalidOption, TraceNotFound. While the dataset is read: InvalidOption if the type of a column differs between
+        traces, CorruptTrace.
 
     Examples:
         >>> steps = read_trace("traces/cartpole").filter(expr=ray.data.expressions.col("action") == 1)
@@ -70,10 +70,10 @@ def read_trace(
 
 
 class _Source(Datasource):
-    """Reads a table; reads only what is selected and filtered later."""
+    """Datasource of one table. Ray tells it which columns and rows are used, by its projection and predicate."""
 
     def __init__(self, table: str, dataset: TraceDataset, steps: int, episodes: int):
-        """dataset: has the columns. steps, episodes: how many there are, perhaps estimated."""
+        """dataset: gives the schema. steps, episodes: their number, perhaps estimated."""
         super().__init__()
         self._projection_map: dict[str, str] | None = None
         self._table, self._schema, self._where = table, dataset.schema, None
@@ -98,13 +98,15 @@ class _Source(Datasource):
         return True
 
     @property
-    def _names(self) -> list[str]:
-        known = self.get_projection_map()
-        return self._schema.names if known is None else list(known) or ["episode"]  # Ray counts the rows of a column
+    def _column_names(self) -> list[str]:
+        projection = self.get_projection_map()
+        if projection is None:
+            return list(self._schema.names)
+        return list(projection) or ["episode"]  # count() selects no column, but counts the rows of one
 
     @property
     def _row_bytes(self) -> int:
-        return sum(row_size(self._schema.field(name).type) for name in self._names) or 1
+        return sum(row_size(self._schema.field(name).type) for name in self._column_names) or 1
 
     def estimate_inmemory_data_size(self) -> int:
         return self._rows * self._row_bytes
@@ -113,19 +115,18 @@ class _Source(Datasource):
         predicate = self.get_current_predicate()
         expression = None if predicate is None else predicate.to_pyarrow()
         is_whole = self._where is None and predicate is None
-        names = self._names
-        schema = pa.schema([self._schema.field(name) for name in names])
-        about = BlockMetadata(
+        schema = pa.schema([self._schema.field(name) for name in self._column_names])
+        metadata = BlockMetadata(
             num_rows=rows if is_whole else None,
             size_bytes=rows * self._row_bytes,
             exec_stats=None,
             input_files=tuple(files),
         )
-        return ReadTask(partial(_blocks, dataset, schema, self._where, expression, self._row_bytes), about, schema)
+        return ReadTask(partial(_blocks, dataset, schema, self._where, expression, self._row_bytes), metadata, schema)
 
 
 class _OneTrace(_Source):
-    """A trace: each task reads a partition."""
+    """One trace: each task reads a partition."""
 
     def __init__(self, trace: Trace, table: str):
         self._trace = trace
@@ -143,25 +144,25 @@ class _OneTrace(_Source):
 
 
 class _Traces(_Source):
-    """Many traces: each task opens some of them. A task carries their paths and nothing else of them."""
+    """Many traces: each task opens some of them, by their paths."""
 
     def __init__(self, traces: list[TraceLike], table: str):
         if not traces:
             raise InvalidOption("no traces; pass at least one")
         self._traces = traces
-        sampled = [traces[place] for place in np.unique(np.linspace(0, len(traces) - 1, _SAMPLED).astype(int))]
+        sampled = [traces[i] for i in np.unique(np.linspace(0, len(traces) - 1, _SAMPLED_TRACES).astype(int))]
         opened = [as_trace(trace) for trace in sampled]
         steps, episodes = (sum(counts) for counts in zip(*((int(t.content["steps"].sum()), len(t)) for t in opened)))
-        share = len(traces) / len(opened)
-        super().__init__(table, _named(table, traces[:1]), round(steps * share), round(episodes * share))
+        factor = len(traces) / len(opened)
+        super().__init__(table, _dataset_of(table, traces[:1]), round(steps * factor), round(episodes * factor))
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        count = min(len(self._traces), max(parallelism, _MOST_TASKS))
+        count = min(len(self._traces), max(parallelism, _LEAST_TASKS))
         bounds = np.linspace(0, len(self._traces), count + 1).astype(int).tolist()
         groups = (self._traces[begin:end] for begin, end in pairwise(bounds))
         return [
             self._task(
-                partial(_named, self._table, group),
+                partial(_dataset_of, self._table, group),
                 round(self._rows * len(group) / len(self._traces)),
                 [_name_of(trace) for trace in group],
             )
@@ -169,7 +170,7 @@ class _Traces(_Source):
         ]
 
 
-def _named(table: str, traces: list[TraceLike]) -> TraceDataset:
+def _dataset_of(table: str, traces: list[TraceLike]) -> TraceDataset:
     return TraceDataset(table, [Share(_name_of(trace), partial(as_trace, trace)) for trace in traces], names=True)
 
 
@@ -183,32 +184,32 @@ def _blocks(
     dataset: Callable[[], TraceDataset], schema: pa.Schema, where: Any, expression: Any, row_bytes: int
 ) -> Iterator[pa.Table]:
     """Yield tables of about _BLOCK_BYTES with this schema. Raises InvalidOption, CorruptTrace."""
-    table, held, rows = dataset(), [], 0
+    table, batches, rows = dataset(), [], 0
     if isinstance(where, str):
         table = table.where(where)
     elif where is not None:
         table = table.filter(where)
     for batch in _as_schema(table, schema, expression):
-        held.append(batch)
+        batches.append(batch)
         rows += len(batch)
         if rows * row_bytes >= _BLOCK_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, rows = [], 0
-    if held:
-        yield pa.Table.from_batches(held, schema)
+            yield pa.Table.from_batches(batches, schema)
+            batches, rows = [], 0
+    if batches:
+        yield pa.Table.from_batches(batches, schema)
 
 
 def _as_schema(table: TraceDataset, schema: pa.Schema, expression: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a table with the columns of a schema, null where it has none. Raises InvalidOption."""
+    """Yield the batches of a table with the columns of a schema; missing columns are null. Raises InvalidOption."""
     if table.is_empty:
         return
-    own = [name for name in schema.names if name in table.schema.names]
-    for name in own:
-        if table.schema.field(name).type != schema.field(name).type:
-            kind, other = table.schema.field(name).type, schema.field(name).type
-            raise InvalidOption(f"{table.name}: {name} is {kind}, and {other} in the first trace; read them apart")
-    for batch in table.scanner(own, expression).to_batches():
-        missing = (field for field in schema if field.name not in own)
+    present = [name for name in schema.names if name in table.schema.names]
+    for name in present:
+        kind, expected = table.schema.field(name).type, schema.field(name).type
+        if kind != expected:
+            raise InvalidOption(f"{table.name}: {name} is {kind}, and {expected} in the first trace; read them apart")
+    for batch in table.scanner(present, expression).to_batches():
+        missing = (field for field in schema if field.name not in present)
         columns = {field.name: pa.nulls(len(batch), field.type) for field in missing}
-        columns |= {name: batch.column(name) for name in own}
+        columns |= {name: batch.column(name) for name in present}
         yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

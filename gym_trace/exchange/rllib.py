@@ -33,22 +33,21 @@ def episodes(
     an annotation "states/actor/h" is nested, as extra_model_outputs of dicts. RLlib rejects episodes that are not done,
     so an episode that was cut, closed or lost is truncated.
 
-    Many agents are as RLlib's wrappers of PettingZoo give them: a turn is a step, and the dead steps that follow belong
-    to it. An action after which its agent had no turn is left out.
+    Episodes of many agents are as from RLlib's wrappers of PettingZoo: a turn and the dead steps after it are one step.
+    An action after which its agent had no turn is left out.
 
     Args:
-        normalize_actions: as in RLlib's config.environment(), and by default True as there: float actions of a bounded
-            Box are scaled to [-1, 1], as RLlib's episodes have them. False: as in the trace; pass it for traces
-            that were imported from RLlib.
+        normalize_actions: scale float actions of a bounded Box to [-1, 1], as RLlib's episodes have them (see
+            config.environment() of RLlib). False: as in the trace; pass it for traces that were imported from RLlib.
     """
-    chosen = finished(trace, many=True)
+    chosen = finished(trace, many_agents=True)
     if chosen.readers[0].about.agents:
-        yield from _of_many(chosen, normalize_actions)
+        yield from _multi_agent_episodes(chosen, normalize_actions)
         return
     scaled = chosen.action_space if normalize_actions else None
     for episode, observations in scanned(chosen):
         terminated, infos = bool(episode.terminations[-1]), infos_of(episode)
-        made = SingleAgentEpisode(
+        converted = SingleAgentEpisode(
             f"{episode.writer}-{episode.episode_id}-{episode.first_step}",
             observations=_rows(observations, len(episode) + 1),
             observation_space=chosen.observation_space,
@@ -61,11 +60,11 @@ def episodes(
             truncated=bool(episode.truncations[-1]) or not terminated,
             len_lookback_buffer=0,
         )
-        yield made.to_numpy()
+        yield converted.to_numpy()
 
 
 def _normalized(actions: Any, space: Any) -> Any:
-    """Scale actions as normalize_action() of RLlib does. space: None: leave them as they are."""
+    """Scale actions as normalize_action() of RLlib does. space: None: return them unchanged."""
     if isinstance(actions, dict) and isinstance(space, spaces.Dict):
         return {key: _normalized(part, space[key]) for key, part in actions.items()}
     if isinstance(actions, tuple) and isinstance(space, spaces.Tuple):
@@ -73,19 +72,19 @@ def _normalized(actions: Any, space: Any) -> Any:
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or not space.is_bounded():
         return actions
     if ((space.low == -1) & (space.high == 1)).all():
-        return actions  # bit for bit
+        return actions  # scaling would change bits
     return (actions - space.low) * 2 / (space.high - space.low) - 1
 
 
-def _of_many(chosen: Trace, normalize_actions: bool) -> Iterator[MultiAgentEpisode]:
+def _multi_agent_episodes(chosen: Trace, normalize_actions: bool) -> Iterator[MultiAgentEpisode]:
     observed: dict[Any, Any] = {}
     acted: dict[Any, Any] = {}
-    with contextlib.suppress(EnvironmentUnavailable):  # agents without known observations
+    with contextlib.suppress(EnvironmentUnavailable):  # the space of an agent is unknown
         observed, acted = (dict(space.spaces) for space in (chosen.observation_space, chosen.action_space))
     for episode in chosen.scan():
-        made = _multi_agent_episode(episode, observed, acted, acted if normalize_actions else {})
-        if made is not None:
-            yield made.to_numpy()
+        converted = _multi_agent_episode(episode, observed, acted, acted if normalize_actions else {})
+        if converted is not None:
+            yield converted.to_numpy()
 
 
 def _multi_agent_episode(
@@ -93,66 +92,67 @@ def _multi_agent_episode(
 ) -> MultiAgentEpisode | None:
     """Return an episode of many agents; None if no agent's action has a result. scaled: spaces of scaled actions."""
     agents = [episode[name] for name in episode.agents]
-    kept = [len(agent) - (not agent.has_final_observation) for agent in agents]
-    steps = sorted(
-        {int(time) for agent, count in zip(agents, kept) for time in agent.times[:count] - episode.first_step}
+    counts = [len(agent) - (not agent.has_final_observation) for agent in agents]
+    times = sorted(
+        {int(time) for agent, count in zip(agents, counts) for time in agent.times[:count] - episode.first_step}
     )
-    if not steps:
+    if not times:
         return None
-    told: list[dict[str, dict[Any, Any]]] = [
+    steps: list[dict[str, dict[Any, Any]]] = [
         {name: {} for name in ("observations", "actions", "rewards", "infos", "terminateds", "truncateds")}
-        for _ in range(len(steps) + 1)
+        for _ in range(len(times) + 1)
     ]  # the reset, then each step
     has_infos = infos_of(episode) is not None
-    for agent, count in zip(agents, kept):
+    for agent, count in zip(agents, counts):
         if not count:
             continue
         rows, name = _rows(agent.observations, len(agent) + 1), agent.name
         infos = [agent.first_info, *agent.infos] if has_infos else [{}] * len(rows)
-        at = np.searchsorted(steps, agent.rows[: count + 1], side="left").tolist()
-        for number, place in enumerate(at):
-            told[place]["observations"][name], told[place]["infos"][name] = rows[number], infos[number]
-        for number, place in enumerate(at[1:]):
-            told[place]["rewards"][name] = float(agent.rewards[number])
-            told[place]["terminateds"][name] = bool(agent.terminations[number])
-            told[place]["truncateds"][name] = bool(agent.truncations[number])
+        step_of_turn = np.searchsorted(times, agent.rows[: count + 1], side="left").tolist()
+        for turn, step in enumerate(step_of_turn):
+            steps[step]["observations"][name], steps[step]["infos"][name] = rows[turn], infos[turn]
+        for turn, step in enumerate(step_of_turn[1:]):
+            steps[step]["rewards"][name] = float(agent.rewards[turn])
+            steps[step]["terminateds"][name] = bool(agent.terminations[turn])
+            steps[step]["truncateds"][name] = bool(agent.truncations[turn])
         actions = _rows(_normalized(agent.actions, scaled.get(name)), len(agent))
         for time, action in zip((agent.times[:count] - episode.first_step).tolist(), actions):
-            told[steps.index(time) + 1]["actions"][name] = action
+            steps[times.index(time) + 1]["actions"][name] = action
     terminated = bool(episode.terminations[-1])
-    told[-1]["terminateds" if terminated else "truncateds"]["__all__"] = True
-    made = MultiAgentEpisode(
+    steps[-1]["terminateds" if terminated else "truncateds"]["__all__"] = True
+    converted = MultiAgentEpisode(
         f"{episode.writer}-{episode.episode_id}-{episode.first_step}",
         observation_space=observed,
         action_space=acted,
         len_lookback_buffer=0,
     )
-    made.add_env_reset(observations=told[0]["observations"], infos=told[0]["infos"])
-    for step in told[1:]:
-        made.add_env_step(**step)
-    for own in made.agent_episodes.values():
-        if not own.is_done:  # its last action was left out
-            own.is_truncated = True
-    return made
+    converted.add_env_reset(observations=steps[0]["observations"], infos=steps[0]["infos"])
+    for arguments in steps[1:]:
+        converted.add_env_step(**arguments)
+    for agent_episode in converted.agent_episodes.values():
+        if not agent_episode.is_done:  # its last action was left out
+            agent_episode.is_truncated = True
+    return converted
 
 
 def _rows(tree: Any, count: int) -> list[Any]:
-    """A list of rows, each with the structure of the space."""
+    """Return a list of rows, each with the structure of the space."""
     if isinstance(tree, dict):
         parts = {key: _rows(part, count) for key, part in tree.items()}
-        return [{key: rows[at] for key, rows in parts.items()} for at in range(count)]
+        return [{key: rows[i] for key, rows in parts.items()} for i in range(count)]
     if isinstance(tree, tuple):
         return list(zip(*(_rows(part, count) for part in tree)))
     return list(tree)
 
 
 def _outputs(annotations: dict[str, Any]) -> dict[str, Any] | None:
-    found: dict[str, Any] = {}
+    """Return numeric annotations as lists, nested by the parts of their names; None without any."""
+    outputs: dict[str, Any] = {}
     for name, rows in annotations.items():
         if isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc":
             *path, last = name.split("/")
-            branch = found
+            nested = outputs
             for key in path:
-                branch = branch.setdefault(key, {})
-            branch[last] = list(rows)
-    return found or None
+                nested = nested.setdefault(key, {})
+            nested[last] = list(rows)
+    return outputs or None

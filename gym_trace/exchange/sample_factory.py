@@ -1,4 +1,4 @@
-"""Sample Factory records: the environments that it makes in its workers are wrapped in a recorder."""
+"""Record the environments that Sample Factory makes in its workers: record(directory)."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def record(
 
     Call it after register_env() and before run_rl(). Each environment of each worker is a writer of one trace, with
     what the environment itself returned: rewards before Sample Factory scales or clips them, observations before its
-    own wrappers, final observations, infos. The environment that is made only to look at its spaces is not recorded.
+    own wrappers, final observations, infos. The environment that it makes only to read the spaces is not recorded.
     A second call replaces the directory and the options.
 
     Args:
         directory: of the trace.
-        environments: names in the registry; None: all that are registered.
+        environments: names in the registry; None: all.
         on_exist: if the directory has a trace: "error", "append" or "replace". Workers that Sample Factory restarts
             append.
         recording: other arguments of TraceRecordingWrapper, except uid and video. record_infos is True by default.
 
     Raises:
-        InvalidOption: no such environment, or an invalid option. In a worker: an environment with several agents.
+        InvalidOption: unknown environment, or invalid option. In a worker: an environment with several agents.
         TraceExists
     """
-    if refused := sorted(_PER_ENVIRONMENT & set(recording)):
-        raise InvalidOption(f"{refused[0]}: not supported here; omit it")
+    if unsupported := sorted(_PER_ENVIRONMENT & set(recording)):
+        raise InvalidOption(f"{unsupported[0]}: not supported here; omit it")
     registry = global_env_registry()
     names = list(registry if environments is None else environments)
     if unknown := [name for name in names if name not in registry]:
@@ -57,25 +57,25 @@ def record(
         raise InvalidOption(f"{unknown[0]}: not registered; {known}")
     if not names:
         raise InvalidOption("no environments are registered; call register_env() first")
-    with opened_directory(directory, on_exist) as place:
-        shared = url_of(directory) if local_path(directory) is None else os.fspath(place)
-        options = {"record_infos": True, **recording, "directory": shared, "on_exist": "append"}
+    with opened_directory(directory, on_exist) as local:
+        target = url_of(directory) if local_path(directory) is None else os.fspath(local)
+        options = {"record_infos": True, **recording, "directory": target, "on_exist": "append"}
     for name in names:
-        made = registry[name]
+        maker = registry[name]
         registry[name] = (
-            replace(made, options=options) if isinstance(made, _RecordedMaker) else _RecordedMaker(made, options)
+            replace(maker, options=options) if isinstance(maker, _RecordedMaker) else _RecordedMaker(maker, options)
         )
 
 
 @dataclass(frozen=True)
 class _RecordedMaker:
-    """Makes a recorded environment. Picklable, if the function of the environment is: spawned workers get it."""
+    """Makes a recorded environment. Spawned workers get it pickled, so make_env must be picklable."""
 
     make_env: _MakeEnv
     options: dict[str, Any]
 
     def __call__(self, name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
-        """env_config: None where Sample Factory only looks at the spaces."""
+        """Make an environment. env_config: None where Sample Factory only reads the spaces."""
         env = self.make_env(name, cfg, env_config, render_mode)
         if env_config is None:
             return env

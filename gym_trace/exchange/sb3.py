@@ -33,7 +33,7 @@ _UPDATES = "gym_trace.exchange.sb3_updates"
 
 __all__ = ["UpdateLogCallback", "replay_buffer", "update_parts"]
 
-if not TYPE_CHECKING:  # they need safetensors
+if not TYPE_CHECKING:  # only these need safetensors
     __getattr__ = on_first_use(__name__, dict.fromkeys(("UpdateLogCallback", "update_parts"), _UPDATES))
 
 
@@ -43,8 +43,8 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
     Images get their channels first, actions of Box spaces are scaled to [-1, 1], rewards are float32. An episode that
     was not terminated ends with a timeout. Recorded infos go along, for buffers that keep them.
 
-    The spaces of the model must be the recorded ones. If its actions are in [-1, 1], as RescaleAction makes them,
-    actions are scaled by the recorded bounds. Bounds that an import does not know are those of the model.
+    The model must have the recorded spaces. If its actions are in [-1, 1], as RescaleAction makes them, actions are
+    scaled by the recorded bounds. Where an import left bounds unknown, those of the model count.
 
     Args:
         model: DQN, SAC, TD3 or another off-policy algorithm. Its empty replay buffer is filled and returned, also a
@@ -61,9 +61,9 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
             f"action space {acted}: Stable-Baselines3 numbers actions from 0; these start at {acted.start}"
         )
     if model is None:
-        made = DictReplayBuffer if isinstance(observed, spaces.Dict) else ReplayBuffer
+        buffer_class = DictReplayBuffer if isinstance(observed, spaces.Dict) else ReplayBuffer
         try:
-            buffer = made(steps, observed, acted, device="cpu")
+            buffer = buffer_class(steps, observed, acted, device="cpu")
         except (NotImplementedError, AssertionError) as error:
             raise InvalidOption(f"trace: spaces not supported by Stable-Baselines3: {error}") from error
     else:
@@ -71,10 +71,10 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
     if steps < buffer.n_envs:
         raise InvalidOption(f"trace: {steps} steps do not fill {buffer.n_envs} environments; use fewer")
     rows = steps // buffer.n_envs
-    if left := steps - rows * buffer.n_envs:
-        warnings.warn(f"skipped the last {left} steps: {steps} do not divide by {buffer.n_envs}", stacklevel=2)
-    _compare("observation space", observed, buffer.observation_space)
-    _compare("action space", acted, buffer.action_space)
+    if skipped := steps - rows * buffer.n_envs:
+        warnings.warn(f"skipped the last {skipped} steps: {steps} do not divide by {buffer.n_envs}", stacklevel=2)
+    _check_space("observation space", observed, buffer.observation_space)
+    _check_space("action space", acted, buffer.action_space)
     scale = acted if _is_normalized(buffer.action_space) and not _is_widest(acted) else buffer.action_space
     lanes = [_transitions(episodes, lane * rows, (lane + 1) * rows, buffer) for lane in range(buffer.n_envs)]
     try:
@@ -97,34 +97,34 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
 def _transitions(
     episodes: Trace, start: int, stop: int, buffer: ReplayBuffer
 ) -> Iterator[tuple[Any, Any, Any, float, bool, dict[str, Any]]]:
-    """Yield the steps from start to stop of all episodes, counted one after the other."""
+    """Yield (observation, next observation, action, reward, done, info) of steps start to stop of all episodes."""
     observed, acted = episodes.observation_space, episodes.action_space
     counts = lengths(episodes)
     ends = np.cumsum(counts)
     first, last = np.searchsorted(ends, [start, stop - 1], "right").tolist()
-    place = int(ends[first] - counts[first])
+    offset = int(ends[first] - counts[first])
     for episode, rows in scanned(episodes[first : last + 1]):
         observations, actions = arrays(rows), array(episode.actions, "actions")
         rewards, infos = rewards_of(episode), infos_of(episode)
         _check_bounds("observations", observations, observed, buffer.observation_space)
         _check_bounds("actions", actions, acted, buffer.action_space)
-        for step in range(max(0, start - place), min(len(episode), stop - place)):
+        for step in range(max(0, start - offset), min(len(episode), stop - offset)):
             done = step == len(episode) - 1
             info = {} if infos is None else dict(infos[step])
             info["TimeLimit.truncated"] = done and not episode.terminations[step]
-            before, after = (mapped(itemgetter(at), observations) for at in (step, step + 1))
+            before, after = (mapped(itemgetter(row), observations) for row in (step, step + 1))
             yield before, after, actions[step], rewards[step], done, info
-        place += len(episode)
+        offset += len(episode)
 
 
 def _stacked(rows: Any, space: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _stacked([row[key] for row in rows], part) for key, part in space.spaces.items()}
-    return _arranged(np.stack(rows), space)
+    return _in_axis_order(np.stack(rows), space)
 
 
-def _arranged(rows: Any, space: Any) -> Any:
-    """Return rows of images as the space has them."""
+def _in_axis_order(rows: Any, space: Any) -> Any:
+    """Return rows with images in the axis order of the space."""
     return np.moveaxis(rows, -1, 1) if rows.ndim == 4 and rows.shape[1:] != space.shape else rows
 
 
@@ -135,8 +135,8 @@ def _scaled(actions: Any, space: Any) -> Any:
     return 2.0 * ((actions - space.low) / (space.high - space.low)) - 1.0
 
 
-def _compare(what: str, recorded: Any, wanted: Any) -> None:
-    """Raise InvalidOption for a space whose values are not those of the model's."""
+def _check_space(what: str, recorded: Any, wanted: Any) -> None:
+    """Raise InvalidOption if a recorded space does not fit that of the model."""
     if not _fits(recorded, wanted) and not (what == "action space" and _is_rescaled(recorded, wanted)):
         raise InvalidOption(
             f"{what}: {printable(str(recorded))[:200]} of the trace does not fit {printable(str(wanted))[:200]} of the "
@@ -145,14 +145,14 @@ def _compare(what: str, recorded: Any, wanted: Any) -> None:
 
 
 def _fits(recorded: Any, wanted: Any) -> bool:
-    """Compare two spaces. Bounds that are unknown, or infinite in either, are not compared."""
+    """Compare two spaces, except for unknown bounds and those infinite in either space."""
     if isinstance(recorded, spaces.Dict) and isinstance(wanted, spaces.Dict):
         return recorded.spaces.keys() == wanted.spaces.keys() and all(
             _fits(part, wanted[key]) for key, part in recorded.spaces.items()
         )
     if isinstance(recorded, spaces.Box) and isinstance(wanted, spaces.Box):
-        same = recorded.shape == wanted.shape and np.can_cast(recorded.dtype, wanted.dtype, "same_kind")
-        return same and (_is_widest(recorded) or _same_bounds(recorded, wanted))
+        same_form = recorded.shape == wanted.shape and np.can_cast(recorded.dtype, wanted.dtype, "same_kind")
+        return same_form and (_is_widest(recorded) or _same_bounds(recorded, wanted))
     if _is_widest(recorded):
         return recorded.dtype.kind in "biu" and recorded.shape == wanted.shape
     if isinstance(recorded, spaces.Discrete) and isinstance(wanted, spaces.Discrete):
@@ -166,7 +166,7 @@ def _same_bounds(recorded: spaces.Box, wanted: spaces.Box) -> bool:
 
 
 def _is_rescaled(recorded: Any, wanted: Any) -> bool:
-    """Return True if actions of one space are those of the other after RescaleAction to [-1, 1]."""
+    """Return True if RescaleAction to [-1, 1] turns the recorded space into the wanted one."""
     are_boxes = isinstance(recorded, spaces.Box) and _is_normalized(wanted) and recorded.shape == wanted.shape
     return are_boxes and recorded.is_bounded() and recorded.dtype.kind == "f"
 
@@ -176,7 +176,7 @@ def _is_normalized(space: Any) -> bool:
 
 
 def _is_widest(space: Any) -> bool:
-    """Return True for a Box of all values of its dtype, as that of an import whose bounds are unknown."""
+    """Return True for a Box of all values of its dtype: an import uses it where bounds are unknown."""
     if not isinstance(space, spaces.Box):
         return False
     info = np.iinfo(space.dtype) if space.dtype.kind in "iu" else None
@@ -185,7 +185,7 @@ def _is_widest(space: Any) -> bool:
 
 
 def _check_bounds(what: str, rows: Any, recorded: Any, wanted: Any) -> None:
-    """Check rows of a Box without known bounds. Raises InvalidOption."""
+    """Raise InvalidOption if the recorded bounds are unknown, and rows are outside of the wanted ones."""
     if isinstance(recorded, spaces.Dict):
         for key, part in recorded.spaces.items():
             _check_bounds(f"{what}[{key!r}]", rows[key], part, wanted[key])
@@ -197,7 +197,7 @@ def _check_bounds(what: str, rows: Any, recorded: Any, wanted: Any) -> None:
         else:
             low = np.asarray(wanted.start)
             high = low + (wanted.n if isinstance(wanted, spaces.Discrete) else wanted.nvec) - 1
-        rows = _arranged(rows, wanted)
+        rows = _in_axis_order(rows, wanted)
         if outside := int(np.count_nonzero((rows < low) | (rows > high))):
             raise InvalidOption(
                 f"{printable(what)}: {outside} numbers of an episode lie outside of {printable(str(wanted))[:200]} of "

@@ -21,13 +21,13 @@ from gym_trace.training.proof.update_log import UpdateLog
 class UpdateLogCallback(BaseCallback):
     """Logs every update so that it can be learned again: model.learn(..., callback=UpdateLogCallback(DIR)).
 
-    Rollouts of on-policy algorithms are copied, with values and advantages. Of off-policy ones, each transition is
-    copied once, when it has come into the replay buffer; sampling is repeated from NumPy's generator.
+    For on-policy algorithms it copies rollouts, with values and advantages. For off-policy ones it copies each
+    transition once, after it has come into the replay buffer; sampling is repeated from NumPy's generator.
 
     To prove the log: ``gym_trace.proof.verify(DIR, *update_parts(model))`` with a new model of the same arguments.
 
     Args:
-        directory: of the log, new or of a log to continue. overhead: see UpdateLog.
+        directory: new, or of a log to continue. overhead: see UpdateLog.
 
     Raises InvalidOption for an algorithm, buffer or wrapper that is not supported.
     """
@@ -40,9 +40,9 @@ class UpdateLogCallback(BaseCallback):
     def _on_training_start(self) -> None:
         model: Any = self.model
         parts, learn = update_parts(model)
-        given = _OnPolicy(model).inputs if isinstance(model, OnPolicyAlgorithm) else _OffPolicy(model).inputs
+        inputs = _OnPolicy(model).inputs if isinstance(model, OnPolicyAlgorithm) else _OffPolicy(model).inputs
         self.log = log = UpdateLog(self.directory, parts, learn, overhead=self._overhead)
-        model.train = lambda *args, **named: log.update(**given(*args, **named))
+        model.train = lambda *args, **named: log.update(**inputs(*args, **named))
 
     def _on_step(self) -> bool:
         return True
@@ -56,15 +56,15 @@ class UpdateLogCallback(BaseCallback):
 
 
 def update_parts(model: BaseAlgorithm) -> tuple[dict[str, Any], Callable[..., Any]]:
-    """Return the parts of a model that learning changes, and the function that learns, for gym_trace.proof.verify().
+    """Return the parts that learning changes, and the function that learns: arguments of gym_trace.proof.verify().
 
     Raises InvalidOption.
     """
     if not isinstance(model, (OnPolicyAlgorithm, OffPolicyAlgorithm)):
         raise InvalidOption(f"{type(model).__name__}: is neither an on-policy nor an off-policy algorithm")
     names, variables = model._get_torch_save_params()
-    parts = {name: _at(model, name) for name in names}
-    parts |= {name: _Variable(_at(model, name)) for name in variables}
+    parts = {name: _attribute(model, name) for name in names}
+    parts |= {name: _Variable(_attribute(model, name)) for name in variables}
     if getattr(model, "_logger", None) is None:
         model.set_logger(configure(None, []))
     learner = _OnPolicy(model) if isinstance(model, OnPolicyAlgorithm) else _OffPolicy(model)
@@ -113,11 +113,11 @@ class _OffPolicy:
             raise InvalidOption("replay_buffer: optimize_memory_usage is not supported by UpdateLogCallback")
         if model.get_vec_normalize_env() is not None:
             raise InvalidOption("VecNormalize: changes what an off-policy algorithm samples; not supported")
-        self._at = 0
+        self._logged_to = 0  # position in the buffer
 
     def inputs(self, gradient_steps: int, batch_size: int = 100) -> dict[str, Any]:
-        buffer, begin = self._buffer, self._at
-        self._at = buffer.pos
+        buffer, begin = self._buffer, self._logged_to
+        self._logged_to = buffer.pos
         count = (buffer.pos - begin) % buffer.buffer_size
         rows = (begin + np.arange(count)) % buffer.buffer_size
         added = {name: _rows(array, rows) for name, array in _arrays(buffer).items()}
@@ -132,7 +132,7 @@ class _OffPolicy:
         count = (place["position"] - place["first"]) % buffer.buffer_size
         rows = (place["first"] + np.arange(count)) % buffer.buffer_size
         for name, array in _arrays(buffer).items():
-            _put(array, rows, added[name])
+            _assign(array, rows, added[name])
         buffer.pos, buffer.full = place["position"], place["full"]
         _set_counters(self._model, counters)
         self._train(**sizes)
@@ -140,7 +140,7 @@ class _OffPolicy:
 
 
 def _arrays(buffer: Any) -> dict[str, Any]:
-    """Return the arrays of a buffer, or dicts of them, by attribute."""
+    """Return the arrays of a buffer, and its dicts of arrays, by attribute."""
     return {
         name: value
         for name, value in vars(buffer).items()
@@ -156,10 +156,11 @@ def _rows(array: Any, rows: Any) -> Any:
     return {name: inner[rows] for name, inner in array.items()} if isinstance(array, dict) else array[rows]
 
 
-def _put(array: Any, rows: Any, values: Any) -> None:
-    for name in array if isinstance(array, dict) else ():
-        array[name][rows] = values[name]
-    if not isinstance(array, dict):
+def _assign(array: Any, rows: Any, values: Any) -> None:
+    if isinstance(array, dict):
+        for name, inner in array.items():
+            inner[rows] = values[name]
+    else:
         array[rows] = values
 
 
@@ -179,7 +180,7 @@ def _losses(model: Any) -> dict[str, float]:
     return {name: float(value) for name, value in logged.items() if name.startswith("train/")}
 
 
-def _at(model: Any, name: str) -> Any:
+def _attribute(model: Any, name: str) -> Any:
     for part in name.split("."):
         model = getattr(model, part)
     return model

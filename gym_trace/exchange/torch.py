@@ -1,7 +1,7 @@
-"""Batches as tensors of PyTorch, by themselves or through a DataLoader. It takes PyTorch, and nothing else loads it.
+"""Batches as tensors of PyTorch, alone or through a DataLoader.
 
 loader = DataLoader(BatchStream(trace.windows(64, 256)), batch_size=None, num_workers=2)
-loader = DataLoader(Items(trace.windows(64)), batch_size=256, shuffle=True, collate_fn=collated)
+loader = DataLoader(BatchItems(trace.windows(64)), batch_size=256, shuffle=True, collate_fn=collated)
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ try:
 except ImportError as missing:
     raise MissingExtra(f"tensors need PyTorch ({missing}): pip install torch") from missing
 
-__all__ = ["BatchStream", "Items", "collated", "tensors"]
+__all__ = ["BatchItems", "BatchStream", "collated", "tensors"]
 
-_LOOPS = 1 << 31  # number of distinct loops: each has a seed that its workers share
+_LOOP_IDS = 1 << 31  # a loop over a DataLoader is known by the seed that its workers share
 
 
 def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
-    """The arrays of a batch as tensors, which share their memory where they can. Other values stay as they are.
+    """Return the numeric arrays of a batch as tensors, which share memory with writable arrays. Keep other values.
 
     device: of the tensors. dtype: of floats; None: as recorded.
     """
@@ -36,10 +36,10 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
         array = np.asarray(rows)
         if array.dtype.kind not in "biufc":
             return rows
-        made = torch.from_numpy(array if array.flags.writeable else array.copy())
+        converted = torch.from_numpy(array if array.flags.writeable else array.copy())
         if device is None and dtype is None:
-            return made
-        return made.to(device=device, dtype=dtype if made.is_floating_point() else None, non_blocking=True)
+            return converted
+        return converted.to(device=device, dtype=dtype if converted.is_floating_point() else None, non_blocking=True)
 
     return mapped(tensor, batch)
 
@@ -47,36 +47,37 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
 class BatchStream(IterableDataset[Any]):
     """Whole batches, as dicts of tensors: for a DataLoader with batch_size=None.
 
-    Processes of torch.distributed have a share each. Workers of the DataLoader take turns: what comes is the same, in
-    the same order, with any number of them. A loop over one with workers begins where the batches are in this process,
-    or with the epoch after the last one that came to its end. Rows are decoded before workers are forked; spawned ones
-    decode them again, unless they are cached on disk.
+    Each process of torch.distributed gets its share. Workers of the DataLoader take turns, so that any number of them
+    yields the same batches in the same order. With workers, a loop begins at the position of the batches in this
+    process, or with the epoch after the last complete one. Rows are decoded before workers are forked; spawned
+    workers decode them again, unless they are cached on disk.
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
         self._batches, self._device, self._dtype = batches, device, dtype
-        self._ended = torch.zeros((), dtype=torch.int64).share_memory_()  # workers pass these to later workers
+        # Epoch and loop of the last complete epoch: workers leave them to those of later loops.
+        self._ended = torch.zeros((), dtype=torch.int64).share_memory_()
         len(batches)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._share()  # a spawned worker does not know the rank
+        self._share()  # here, as a spawned worker does not know the rank
         return self.__dict__
 
     def __iter__(self) -> Iterator[Any]:
         self._share()
         worker, batches = get_worker_info(), self._batches
-        loop = 0 if worker is None else (worker.seed - worker.id) % _LOOPS
+        loop = 0 if worker is None else (worker.seed - worker.id) % _LOOP_IDS
         if worker is not None:
             batches.take_turns(worker.id, worker.num_workers)
             state = batches.state_dict()
-            epoch, by = divmod(int(self._ended), _LOOPS)
-            epoch -= by == loop  # another worker of this loop is through already
+            epoch, ended_in = divmod(int(self._ended), _LOOP_IDS)
+            epoch -= ended_in == loop  # another worker of this loop has already ended its epoch
             if epoch > state["epoch"]:
                 batches.load_state_dict({**state, "epoch": epoch, "number": 0})
         for batch in batches:
             yield tensors(batch, self._device, self._dtype)
         if worker is not None:
-            self._ended.fill_(batches.state_dict()["epoch"] * _LOOPS + loop)
+            self._ended.fill_(batches.state_dict()["epoch"] * _LOOP_IDS + loop)
 
     def _share(self) -> None:
         rank, world_size = _rank()
@@ -84,10 +85,10 @@ class BatchStream(IterableDataset[Any]):
             self._batches.share(rank, world_size)
 
 
-class Items(Dataset[Any]):
+class BatchItems(Dataset[Any]):
     """Windows, transitions or episodes by index, for a DataLoader with a custom sampler.
 
-    With ``collate_fn=collated`` a batch is gathered at once; without, PyTorch puts it together once more.
+    Pass ``collate_fn=collated`` to keep each batch as it was gathered. Otherwise, PyTorch joins its items again.
     """
 
     def __init__(self, batches: Batches, *, dtype: Any = None):
@@ -107,12 +108,12 @@ class Items(Dataset[Any]):
 
 
 def collated(batch: Any) -> Any:
-    """The collate_fn for Items, whose batches are together already."""
+    """Return a batch of BatchItems as it was gathered; for collate_fn."""
     return batch.whole if isinstance(batch, _Gathered) else batch
 
 
 class _Gathered(Sequence[Any]):
-    """A batch that is together already, and one item after the other for any other collate_fn than collated."""
+    """A gathered batch, which is a sequence of its items for any collate_fn but collated()."""
 
     def __init__(self, whole: Any, items: int):
         self.whole, self._items = whole, items
@@ -121,8 +122,8 @@ class _Gathered(Sequence[Any]):
         return self._items
 
     def __getitem__(self, item: Any) -> Any:
-        place = range(self._items)[item]
-        return mapped(lambda rows: rows[place], self.whole)
+        index = range(self._items)[item]
+        return mapped(lambda rows: rows[index], self.whole)
 
 
 def _rank() -> tuple[int, int]:

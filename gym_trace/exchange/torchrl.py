@@ -1,4 +1,4 @@
-"""Batches as a storage of TorchRL's ReplayBuffer. It takes TorchRL, and nothing else loads it.
+"""Batches as a storage of TorchRL's ReplayBuffer.
 
 buffer = ReplayBuffer(storage=TraceStorage(trace.transitions()), batch_size=256, collate_fn=torch.nn.Identity())
 """
@@ -27,17 +27,17 @@ _ENDS = ("terminated", "truncated")
 
 
 class TraceStorage(Storage):
-    """Transitions, windows or episodes of a trace, an item each, which any sampler may draw; they cannot be changed.
+    """Read-only storage whose items are transitions, windows or episodes of a trace; any sampler may draw them.
 
-    An item is a TensorDict as TorchRL's collectors give, of windows with a dimension for steps: observation (or the
-    leaves of a Dict space) and action, what they led to under "next": observation, reward, done, terminated, truncated;
-    and what else batches have.
+    An item is a TensorDict as from TorchRL's collectors; those of windows have a dimension for steps. It has the
+    observation (or the leaves of a Dict space) and action, their results under "next" (observation, reward, done,
+    terminated, truncated), and all other columns of the batches.
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
-        """device: where tensors go. dtype: of what has a fraction; None: as it was recorded.
+        """device: of the tensors. dtype: of floats; None: as recorded.
 
-        Raises InvalidOption where batches are streamed, have not all columns, or have tuples.
+        Raises InvalidOption if batches are streamed, lack a column, or have tuples.
         """
         self._batches, self._device, self._dtype = batches, device, dtype
         super().__init__(batches.items)
@@ -47,23 +47,23 @@ class TraceStorage(Storage):
             raise InvalidOption(f"columns: TorchRL needs {', '.join(sorted(missing))} as well")
         if any(isinstance(first[name], tuple) for name in ("observations", "actions")):
             raise InvalidOption(
-                "a TensorDict has no tuples, as spaces of this trace have; use gym_trace.exchange.torch"
+                "spaces of this trace have tuples, and a TensorDict cannot; use gym_trace.exchange.torch"
             )
 
     def __len__(self) -> int:
         return self._batches.items
 
     def get(self, index: Any) -> Any:
-        """The items of this number, or these numbers. Raises IndexError."""
+        """Return the item at an index, or the items at several. Raises IndexError."""
         if isinstance(index, tuple):
             [index] = index
         if isinstance(index, slice):
             index = range(*index.indices(len(self)))
         items = np.asarray(index.cpu() if isinstance(index, torch.Tensor) else index, np.int64)
-        found = self._found(self._batches.take(items.reshape(-1)))
+        found = self._tensordict(self._batches.take(items.reshape(-1)))
         return found.reshape(*items.shape, *found.shape[1:]) if items.ndim else found[0]
 
-    def _found(self, arrays: Any) -> Any:
+    def _tensordict(self, arrays: Any) -> Any:
         steps = arrays["rewards"].shape[:2] if "mask" in arrays else arrays["rewards"].shape[:1]
         batch = tensors(arrays, self._device, self._dtype)
         before, after = batch.pop("observations"), batch.pop("next_observations", None)
@@ -72,13 +72,13 @@ class TraceStorage(Storage):
         reward = batch.pop("rewards")
         ends = [batch.pop(name).unsqueeze(-1) for name in ("terminations", "truncations")]
         flags = dict(zip(_ENDS, ends)) | {"done": ends[0] | ends[1]}
-        then = _named(after) | flags | {"reward": reward.unsqueeze(-1) if reward.ndim == len(steps) else reward}
-        found = _named(before) | {name: torch.zeros_like(flag) for name, flag in flags.items()}
-        found |= {"action": batch.pop("actions"), "next": then}
-        for name, values in batch.items():  # in windows, some have one number each
-            alone = isinstance(values, torch.Tensor) and values.ndim < len(steps)
-            found[name] = values.unsqueeze(-1).expand(steps) if alone else values
-        return TensorDict(found, steps)
+        result = _named(after) | flags | {"reward": reward.unsqueeze(-1) if reward.ndim == len(steps) else reward}
+        fields = _named(before) | {name: torch.zeros_like(flag) for name, flag in flags.items()}
+        fields |= {"action": batch.pop("actions"), "next": result}
+        for name, values in batch.items():
+            is_per_window = isinstance(values, torch.Tensor) and values.ndim < len(steps)
+            fields[name] = values.unsqueeze(-1).expand(steps) if is_per_window else values
+        return TensorDict(fields, steps)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         raise InvalidOption("a recorded trace cannot be changed; record the additions")
@@ -94,5 +94,5 @@ class TraceStorage(Storage):
 
 
 def _named(observations: Any) -> dict[str, Any]:
-    """Leaves of a Dict space have their own names."""
+    """Return observations by key: those of a Dict space, or "observation"."""
     return observations if isinstance(observations, dict) else {"observation": observations}

@@ -18,7 +18,7 @@ import gym_trace
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gym_trace.exchange.torch import BatchStream, Items, collated, tensors  # noqa: E402
+from gym_trace.exchange.torch import BatchItems, BatchStream, collated, tensors  # noqa: E402
 
 
 def test_gym_trace_torch_is_there_without_an_import_of_its_own() -> None:
@@ -94,7 +94,7 @@ def test_items_are_the_same_with_any_number_of_workers(
     trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
 ) -> None:
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path))
-    items = Items(trace.windows(5, cache=cache))
+    items = BatchItems(trace.windows(5, cache=cache))
     assert items[3]["observations"].shape == (6, 4)
     found = []
     for workers, method in ((0, None), (1, "fork"), (4, "fork"), (2, "spawn"))[: None if cache == "disk" else 3]:
@@ -119,7 +119,7 @@ def test_spawned_workers_of_several_ranks_have_the_share_of_their_rank(
 
 
 def test_a_data_loader_without_options_collates_items_as_well(trace: Any) -> None:
-    items = Items(trace.windows(5, cache="memory"))
+    items = BatchItems(trace.windows(5, cache="memory"))
     for told, gathered in zip(DataLoader(items, 32), DataLoader(items, 32, collate_fn=collated), strict=True):
         assert told.keys() == gathered.keys()
         for name in told:
