@@ -135,8 +135,8 @@ def import_(
         return
     if quiet:
         return
-    for note in report.notes:
-        show.line("note", note)
+    for warning in report.warnings:
+        show.line("warning", warning)
     videos = f", {show.count(len(report.videos), 'video')}" if report.videos else ""
     counts = f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')}"
     writers = show.count(len(report.writers), "writer")

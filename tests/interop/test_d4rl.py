@@ -193,7 +193,7 @@ def test_a_file_of_d4rl_is_a_trace(tmp_path: Path) -> None:
         assert np.isnan(episode.observations[-1]).all()
         assert episode.rewards.tolist() == list(range(10))[rows]
         assert all(info["qpos"].shape == (4,) for info in episode.infos)
-    assert any("final observation" in note for note in report.notes)
+    assert any("final observation" in text for text in report.warnings)
 
 
 def test_an_offline_agent_trains(record: Callable[[str], Path]) -> None:

@@ -293,7 +293,7 @@ def test_pictures_are_what_minari_gives(root: Path, kind: str, jpeg: bool) -> No
     env = gymnasium.make("ALE/Pong-v5", max_episode_steps=12)
     dataset = _by_minari(env, "pong-v0", kind, episodes=2, jpeg=jpeg, infos=False)
     trace, report = _imported(root / "pong-v0")
-    assert any("JPEG" in note for note in report.notes) is jpeg
+    assert any("JPEG" in text for text in report.warnings) is jpeg
     for episode, wanted in zip(trace, dataset, strict=True):
         assert np.array_equal(episode.observations, wanted.observations)
     verdicts = [v.verdict for v in gym_trace.verify_trace(trace, ignore=["observations"] if jpeg else [])]
@@ -309,7 +309,7 @@ def test_episodes_that_minari_had_truncated_are_truncated(root: Path, kind: str)
         collector.create_dataset("pendulum-v0")
     trace, report = _imported(root / "pendulum-v0")
     assert [episode.outcome for episode in trace] == ["truncated"] * 2
-    assert any("DataCollector" in note for note in report.notes)
+    assert any("DataCollector" in text for text in report.warnings)
     assert [v.verdict for v in gym_trace.verify_trace(trace, ignore=["truncations"])] == ["identical"] * 2
 
 

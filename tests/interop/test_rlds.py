@@ -228,7 +228,7 @@ def test_a_data_set_of_others_is_imported_as_tensorflow_datasets_reads_it(robot:
     unfinished = next(episode for episode in trace if episode.outcome == "cut")
     assert np.isnan(unfinished.observations["state"][-1]).all()
     assert not unfinished.observations["packed"][-1].any()
-    assert any("lack the observation after their last action" in note for note in report.notes)
+    assert any("lack the observation after their last action" in text for text in report.warnings)
 
 
 def test_an_imported_data_set_can_be_exported_again(robot: Path, tmp_path: Path) -> None:

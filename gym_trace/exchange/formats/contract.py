@@ -59,19 +59,19 @@ class Exporter(Protocol):
     Attributes:
         name: as in ``gym-trace export --to NAME``.
         makes: "directory" or "file".
-        finals: optional; what the source gives where a final observation is unknown. "repeated" (default): the
+        finals: optional; what the source yields in place of an unknown final observation. "repeated" (default): the
             observation before it. "left out", for formats of transitions: the episode without its last step, unless
             that step terminated it; then as "repeated". "kept", for formats that can mark it, or have no final
             observations: the placeholder. export() reports the loss.
-        keeps_branch_prefix: optional; True if the steps of branched episodes that repeat the episode branched from are
-            exported. Otherwise the source leaves them out, and export() reports the loss.
+        keeps_branch_prefix: optional; True: also export the steps of a branched episode that repeat the episode it
+            branched from. Otherwise the source leaves them out, and export() reports the loss.
     """
 
     name: ClassVar[str]
     makes: ClassVar[str]
 
     def plan(self, source: ExportSource) -> ExportPlan:
-        """Check everything, and write nothing yet. Raises InvalidOption if the format cannot hold the trace."""
+        """Check the trace, and write nothing yet. Raises InvalidOption if the format cannot hold it."""
 
 
 class Importer(Protocol):
@@ -79,17 +79,17 @@ class Importer(Protocol):
 
     Attributes:
         name: as in ``gym-trace import --from NAME``.
-        skips_links: optional. True: it opens no links by itself, so that a directory may have some that lead out of
-            it; otherwise the import rejects these.
+        skips_links: optional; True if it opens no links. Otherwise, import_trace() rejects a directory with links out
+            of it.
     """
 
     name: ClassVar[str]
 
     def recognises(self, path: Path) -> bool:
-        """Return True if path looks like this format. Reads little, and never raises for another format."""
+        """Return True if path looks like this format. Must read little, and not raise for another format."""
 
     def read(self, path: Path) -> Imported:
-        """Read the source as a trace. Nothing of it is run or unpickled, and it is never changed.
+        """Read the source as a trace. Must neither change it, nor run or unpickle anything in it.
 
         Raises UnreadableRecording, also while the episodes are read.
         """
@@ -102,7 +102,7 @@ class ExportReport:
     Attributes:
         format, path: of the output.
         episodes, steps: how many.
-        running: number of episodes that were skipped, because they are still being recorded.
+        running: number of episodes that were skipped, as they are still being recorded.
         lost: parts of the trace that were not stored.
         how_to_load: Python that loads it.
     """
@@ -127,7 +127,7 @@ class ImportReport:
         writers: their ids.
         episodes, steps: how many.
         videos: names of the videos that were copied.
-        notes: one sentence per missing fact.
+        warnings: one sentence per missing fact.
     """
 
     format: str
@@ -138,7 +138,7 @@ class ImportReport:
     episodes: int = 0
     steps: int = 0
     videos: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -149,7 +149,7 @@ class ImportReport:
 
 
 def losses(source: ExportSource, *names: str) -> Iterator[Loss]:
-    """Yield those of these losses that apply, such as "seed" if an episode has one. Raises CorruptTrace.
+    """Yield the named losses that apply, such as "seed" if an episode has one. Raises CorruptTrace.
 
     names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
     "dtype", "empty_episode", "parts", "facts".
@@ -157,11 +157,11 @@ def losses(source: ExportSource, *names: str) -> Iterator[Loss]:
     for name in names:
         noun, sentence, find = _USUAL[name]
         if found := find(source):
-            count = f"{found:,} {noun}{'s' * (found != 1)}" if isinstance(found, int) else ", ".join(sorted(found))
-            yield Loss(name, sentence.format(count))
+            amount = f"{found:,} {noun}{'s' * (found != 1)}" if isinstance(found, int) else ", ".join(sorted(found))
+            yield Loss(name, sentence.format(amount))
 
 
-def _mixed(source: ExportSource) -> list[str]:
+def _mixed_columns(source: ExportSource) -> list[str]:
     return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
 
 
@@ -172,7 +172,7 @@ _USUAL: dict[str, tuple[str, str, Callable[[ExportSource], int | list[str]]]] = 
         "annotations are not kept: {}",
         lambda source: [str(path[1]) for path in source.forms if path[0] == "annotations"],
     ),
-    "dtype": ("", "rows of several dtypes are written as one that holds them all: {}", _mixed),
+    "dtype": ("", "rows of several dtypes are written as one that holds them all: {}", _mixed_columns),
     "empty_episode": (
         "episode",
         "{} without steps: skipped",

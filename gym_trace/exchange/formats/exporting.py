@@ -27,10 +27,10 @@ def export(
     """Export a trace to the format of another package, in bounded memory. See docs/guides/export.md.
 
     Args:
-        trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are being recorded are
-            left out.
+        trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are still being
+            recorded are left out.
         out: a new or empty directory, or a new file, depending on the format. It appears when complete.
-        format: such as "minari"; an exporter; None: chosen by the ending of out, such as ".jsonl".
+        format: a name such as "minari", or an exporter; None: by the ending of out, such as ".jsonl".
         strict: raise if the format cannot hold all of the trace.
         on_progress: called periodically with the steps done and their total number.
         options: of the format.
@@ -57,13 +57,13 @@ def export(
     if repeated := source.lost_branch_prefix():
         report.lost.append(Loss("repeated_steps", repeated))
     if strict and report.lost:
-        told = "; ".join(map(str, report.lost))
-        raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {told}; nothing written")
+        lost = "; ".join(map(str, report.lost))
+        raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {lost}; nothing written")
     if any(loss.what == "empty_episode" for loss in report.lost):
         report.episodes = int((source.episodes["steps"] > 0).sum())
-    staged_as = new_directory if exporter.makes == "directory" else new_file
+    new_output = new_directory if exporter.makes == "directory" else new_file
     try:
-        with staged_as(out, source.trace.directory) as staged:
+        with new_output(out, source.trace.directory) as staged:
             plan.write(Target(staged, Path(out).resolve()))
     except OSError as error:
         if isinstance(error, TraceError):

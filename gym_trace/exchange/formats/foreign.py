@@ -1,4 +1,4 @@
-"""Limits for untrusted files, and the widest spaces of their arrays."""
+"""Limits for untrusted files, and spaces for their arrays."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.storage.local import size_on_disk
 
-_MOST_JSON = 64 << 20  # bytes
-_MOST_MEMORY = 256 << 20  # about the most bytes that the values of a batch may take
-_JSON = "\0"  # prefix of JSON in place of text
-_SIZES = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes that an item, a list, a map and an entry of a map take
-_SLACK, _MOST_RATIO = 16 << 20, 4096
-_FEW, _MOST_ROWS, _MOST_EPISODES = 64 << 10, 1024, 4  # rows or episodes: of any file, and per byte of larger ones
+_MOST_JSON = 64 << 20  # bytes of a file
+_MOST_MEMORY = 256 << 20  # estimated bytes of the values of a batch
+_JSON_PREFIX = "\0"  # of JSON in place of text
+_MEMORY = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes of an item, a list, a map and an entry of a map
+_FREE_BYTES, _BYTES_PER_BYTE = 16 << 20, 4096  # decompressed bytes of any file, and per stored byte
+_FREE_ROWS, _ROWS_PER_BYTE, _EPISODES_PER_BYTE = 64 << 10, 1024, 4  # rows or episodes of any file, and per stored byte
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -48,18 +48,17 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_files(path: Path) -> int:
     """Check all files that an importer of this path may open: the file, or those in the directory.
 
-    Return their bytes. Rejects pipes and similar files without an end, and files that are mostly holes. Raises
-    UnreadableRecording.
+    Return their size in bytes. Raises UnreadableRecording for pipes and similar files without an end, and for files
+    that are mostly holes.
     """
     inner = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
     return sum(map(_checked_size, chain([path], inner)))
 
 
 def check_links(path: Path) -> None:
-    """Raises UnreadableRecording for a link out of a directory.
+    """Raise UnreadableRecording for a link in a directory that leads out of it.
 
-    Unless it is in a cache of Hugging Face, whose links lead to its blobs. What path itself leads to was named by the
-    user.
+    Links of a Hugging Face cache to its blobs are allowed. path itself may be a link, as the user named it.
     """
     root = Path(os.path.realpath(path))
     blobs = _blobs_of(root)
@@ -74,7 +73,7 @@ def check_links(path: Path) -> None:
 
 
 def _blobs_of(root: Path) -> Path | None:
-    """Return the blobs of a Hugging Face snapshot: datasets--NAME/snapshots/REVISION has links to them."""
+    """Return the folder of blobs to which datasets--NAME/snapshots/REVISION of a Hugging Face cache has links."""
     for folder in (root, *root.parents):
         if folder.parent.name == "snapshots" and re.match("(datasets|models|spaces)--", folder.parent.parent.name):
             return folder.parent.parent / "blobs"
@@ -90,7 +89,7 @@ def _checked_size(file: Path) -> int:
         return 0
     if not stat.S_ISREG(status.st_mode):
         raise UnreadableRecording(f"{file}: not a regular file")
-    if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # usual: not opened
+    if 512 * getattr(status, "st_blocks", 0) >= status.st_size:  # no holes: need not open it
         return status.st_size
     with contextlib.suppress(OSError), file.open("rb") as opened:
         try:
@@ -101,71 +100,71 @@ def _checked_size(file: Path) -> int:
 
 
 class Values:
-    """Values in the JSON texts of one batch, whose memory is bounded: a compressed file holds texts of any size."""
+    """Decoder of the JSON texts of one batch, in bounded memory: a compressed file may hold texts of any size."""
 
     def __init__(self) -> None:
-        self._left = _MOST_MEMORY
+        self._memory_left = _MOST_MEMORY
 
     def json(self, text: str | bytes) -> Any:
         """Decode JSON. Raises ValueError, RecursionError."""
-        self._left -= _memory(text)
-        if self._left < 0:
+        self._memory_left -= _memory_of(text)
+        if self._memory_left < 0:
             raise ValueError("too many lists, maps and numbers")
         return json_of(text)
 
     def of(self, text: str | bytes) -> Any:
-        """Return the value of a JSON value (docs/reference/steps.md). Raises UnreadableRecording."""
+        """Decode tagged JSON (docs/reference/steps.md). Raises UnreadableRecording."""
         try:
             return untagged(self.json(text))
         except (ValueError, RecursionError) as error:
             raise UnreadableRecording(f"invalid JSON value ({error!s:.100})") from error
 
     def of_text(self, text: str) -> Any:
-        """Return the value that text_of() was given. Raises UnreadableRecording."""
-        return self.of(text[1:]) if text.startswith(_JSON) else text
+        """Invert text_of(). Raises UnreadableRecording."""
+        return self.of(text[1:]) if text.startswith(_JSON_PREFIX) else text
 
 
 def text_of(value: Any) -> str:
-    """Return text as it is, other values as a zero byte and JSON (docs/reference/steps.md)."""
-    is_plain = type(value) is str and not value.startswith(_JSON) and is_utf8(value)
-    return value if is_plain else _JSON + json_text(tagged(value))
+    """Return text unchanged, other values as a zero byte and tagged JSON (docs/reference/steps.md)."""
+    is_plain = type(value) is str and not value.startswith(_JSON_PREFIX) and is_utf8(value)
+    return value if is_plain else _JSON_PREFIX + json_text(tagged(value))
 
 
 def unpacked(texts: Iterable[bytes]) -> list[Any]:
-    """Return the values of a batch that text_of() was given. Raises UnreadableRecording."""
+    """Invert text_of() for a batch. Raises UnreadableRecording."""
     values = Values()
     return [values.of_text(text.decode(errors="replace")) for text in texts]
 
 
 def all_from_json(texts: Iterable[bytes]) -> list[Any]:
-    """Return the values of a batch that are JSON; None for no text. Raises UnreadableRecording."""
+    """Decode a batch of tagged JSON; None for an empty text. Raises UnreadableRecording."""
     values = Values()
     return [values.of(text) if text else None for text in texts]
 
 
-def _memory(text: str | bytes) -> int:
-    """About how many bytes the values in a JSON text take."""
+def _memory_of(text: str | bytes) -> int:
+    """Estimate the bytes of memory that the values in a JSON text take."""
     raw = text.encode(errors="replace") if isinstance(text, str) else text
-    return 2 * len(raw) + sum(size * raw.count(mark) for mark, size in _SIZES.items())
+    return 2 * len(raw) + sum(size * raw.count(mark) for mark, size in _MEMORY.items())
 
 
 def is_plausible(size: int, stored: int) -> bool:
-    """Return True if a compressed file may hold `size` bytes: only malicious files are all zeros."""
-    return 0 <= size <= _SLACK + _MOST_RATIO * stored
+    """Return True if a compressed file of `stored` bytes may hold `size`: only a malicious one is all zeros."""
+    return 0 <= size <= _FREE_BYTES + _BYTES_PER_BYTE * stored
 
 
 def are_plausible_rows(rows: int, stored: int) -> bool:
-    """Return True if a compressed file may hold this number of rows, each of which takes time."""
-    return 0 <= rows <= _FEW + _MOST_ROWS * stored
+    """Return True if a compressed file of `stored` bytes may hold this number of rows, each of which takes time."""
+    return 0 <= rows <= _FREE_ROWS + _ROWS_PER_BYTE * stored
 
 
 def most_episodes(stored: int) -> int:
-    """Return how many episodes files of this size may hold, each of which takes much more time than a row."""
-    return _FEW + _MOST_EPISODES * stored
+    """Return the max number of episodes in files of `stored` bytes; an episode takes much more time than a row."""
+    return _FREE_ROWS + _EPISODES_PER_BYTE * stored
 
 
 def begins_with(path: Path, magic: bytes) -> bool:
-    """Return True for such a file; False if it is unreadable."""
+    """Return True if a file begins with these bytes; False if it is unreadable."""
     try:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic
@@ -174,7 +173,7 @@ def begins_with(path: Path, magic: bytes) -> bool:
 
 
 def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
-    """Return the Box of all values of a dtype, of booleans, integers or floats."""
+    """Return the Box of all values of a boolean, integer or float dtype."""
     bounds: tuple[Any, Any] = (-np.inf, np.inf)
     if dtype.kind in "iu":
         bounds = (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -186,7 +185,7 @@ def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
 
 
 def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
-    """Return one unknown row: NaN or 0, (1, *shape); for text, dtype None, a list of the empty text."""
+    """Return one row that stands for an unknown one: NaN or 0, (1, *shape); for text (dtype None) [""]."""
     return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
 
 

@@ -1,7 +1,7 @@
-"""Facts of a trace that other formats cannot store, as JSON text for their metadata.
+"""Metadata of a trace that other formats lack, as JSON texts which exporters store in the metadata of theirs.
 
-With it an import makes the trace again: the same writers, episode ids, spaces, seeds, generator states and times.
-Values are written as in docs/reference/steps.md.
+From these texts an import restores writers, episode ids, spaces, seeds, generator states and times. Values are
+written as in docs/reference/steps.md.
 """
 
 from __future__ import annotations
@@ -23,103 +23,105 @@ from gym_trace.format.manifest import json_of
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 
-KEY = "gym_trace"  # under which formats keep these texts
+KEY = "gym_trace"  # names these texts in the metadata of all formats
 _VERSION = 1
-_OF_ITS_FILES = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # and of the machine
-_OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # may hold secrets
-_CLOCKS = ("clock_offset", "duration")
-_ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
+_NOT_EXPORTED = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # keys of a schema: files and machine
+_SECRETS = ("argv", "diff", "diff_is_whole")  # keys of the provenance that may hold some
+_CLOCKS = ("clock_offset", "duration")  # columns of trace.episodes that are stored if not 0
+_ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")  # columns that are always stored
 _IN_TABLE = (*_ALWAYS, *_CLOCKS)
-_OF_EPISODE = ("writer", "outcome", "options", "rng_state", "reset_info", "pending_action", *_ALWAYS)
+_EPISODE_ATTRIBUTES = ("writer", "outcome", "options", "rng_state", "reset_info", "pending_action", *_ALWAYS)
 _NOT_A_TIME = int(np.iinfo(np.int64).min)
 _MOST_TEXT = 64 << 20  # characters
 
 
 def about(trace: Trace) -> str:
-    """Return the schemas of its writers and the facts of a trace. Raises CorruptTrace."""
+    """Return the text of a trace: its facts, and the schemas of its writers. Raises CorruptTrace."""
     writers = {reader.writer: tagged(_schema(reader.schema)) for reader in trace.readers}
     return json_text({"version": _VERSION, "gym_trace": __version__, "writers": writers, "facts": tagged(trace.facts)})
 
 
-def _schema(plain: dict[str, Any]) -> dict[str, Any]:
-    kept = _without_files(plain)
-    if isinstance(kept.get("provenance"), dict):
-        known = kept["provenance"].items()
-        kept["provenance"] = {key: value for key, value in known if key not in _OF_ITS_PROVENANCE}
-    return kept
+def _schema(recorded: dict[str, Any]) -> dict[str, Any]:
+    exported = _without_files(recorded)
+    if isinstance(exported.get("provenance"), dict):
+        provenance = exported["provenance"].items()
+        exported["provenance"] = {key: value for key, value in provenance if key not in _SECRETS}
+    return exported
 
 
 def _without_files(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key not in _OF_ITS_FILES}
+    return {key: value for key, value in schema.items() if key not in _NOT_EXPORTED}
 
 
 def identity(episode: Episode, record: Any, is_part: bool) -> str:
-    """Return the facts of an episode besides its steps. record: its row of trace.episodes. Raises CorruptTrace."""
+    """Return the text of an episode: all but its steps. record: its row of trace.episodes. Raises CorruptTrace."""
     terminations, truncations = episode.terminations, episode.truncations
-    flagged = terminations | truncations
-    found = ((name, getattr(episode, name)) for name in _OF_EPISODE)
-    known = {name: tagged(value) for name, value in found if value is not None}
+    is_flagged = terminations | truncations
+    attributes = ((name, getattr(episode, name)) for name in _EPISODE_ATTRIBUTES)
+    known = {name: tagged(value) for name, value in attributes if value is not None}
     known |= {name: int(record[name]) for name in _CLOCKS if record[name]}
     if is_part:
         known["is_part"] = True
     if not episode.has_final_observation:
         known["has_final_observation"] = False
-    if flagged[:-1].any():
+    if is_flagged[:-1].any():
         known["flags"] = [_bits(terminations), _bits(truncations)]
-    elif len(flagged):
+    elif len(is_flagged):
         known["ended"] = [bool(terminations[-1]), bool(truncations[-1])]
     return json_text(known)
 
 
-def identities(trace: Trace, places: Array, is_part: Array) -> list[str]:
-    """identity() of the episodes at these places, for a fraction of the time. is_part: of all episodes, bool."""
-    table, rows = trace.episodes[places], trace.rows[places]
+def identities(trace: Trace, indices: Array, is_part: Array) -> list[str]:
+    """Return identity() of many episodes, mostly from tables, which is faster. is_part: (all episodes,) bool."""
+    table, rows = trace.episodes[indices], trace.rows[indices]
     writers, readers = table["writer"].tolist(), trace.readers
     numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
     ends = _ends_of(trace, table["writer"], rows)
     has_pending = [bool(reader.pending) for reader in readers]
-    found = []
-    finals, parts = table["has_final_observation"].tolist(), is_part[places].tolist()
-    for place, row, writer, outcome, part, has_final, ended, *facts in zip(
-        places.tolist(), rows.tolist(), writers, table["outcome"].tolist(), parts, finals, ends, *numbers
+    texts = []
+    finals, parts = table["has_final_observation"].tolist(), is_part[indices].tolist()
+    for index, row, writer, outcome, part, has_final, ended, *values in zip(
+        indices.tolist(), rows.tolist(), writers, table["outcome"].tolist(), parts, finals, ends, *numbers
     ):
         if ended is None or (has_pending[writer] and outcome == "lost"):
-            found.append(identity(trace[place], trace.episodes[place], part))
+            texts.append(identity(trace[index], trace.episodes[index], part))
             continue
         known: dict[str, Any] = {"writer": readers[writer].writer, "outcome": outcome}
-        known |= {name: fact for name, fact in zip(_IN_TABLE, facts) if name in _ALWAYS or fact}
-        kept = readers[writer].start_of(row)
+        known |= {name: value for name, value in zip(_IN_TABLE, values) if name in _ALWAYS or value}
+        start = readers[writer].start_of(row)
         for name in ("start_time", "end_time"):
             if known.get(name) == _NOT_A_TIME:
                 del known[name]
         if known["seed"] < 0:
-            large = kept.get("seed") if known.pop("seed") == wire.SEED_ELSEWHERE else None
+            large = start.get("seed") if known.pop("seed") == wire.SEED_ELSEWHERE else None
             known |= {"seed": tagged(large)} if isinstance(large, int) else {}
         for name in ("options", "rng_state", "reset_info"):
-            if kept.get(name) is not None:
-                known[name] = tagged(unpack(kept[name]) if name == "reset_info" else kept[name])
+            if start.get(name) is not None:
+                known[name] = tagged(unpack(start[name]) if name == "reset_info" else start[name])
         known |= {"is_part": True} if part else {}
         known |= {} if has_final else {"has_final_observation": False}
-        found.append(json_text(known | ({"ended": ended} if ended else {})))
-    return found
+        texts.append(json_text(known | ({"ended": ended} if ended else {})))
+    return texts
 
 
 def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | None]:
-    """Return for each episode the flags of its last step, terminated and truncated; [] without steps, None where
-    it takes more than a look at that step."""
-    found: list[list[bool] | None] = [None] * len(rows)
+    """Return [terminated, truncated] of the last step of each episode, as "ended" of identity().
+
+    [] for an episode without steps; None if an earlier step is flagged, too, so that identity() needs "flags".
+    """
+    ends: list[list[bool] | None] = [None] * len(rows)
     for number in np.unique(writers).tolist():
         mine, reader = np.flatnonzero(writers == number), trace.readers[number]
         parts, flags = reader.parts, reader.fragments.flags[reader.parts.fragments]
         flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
         last = parts.first[1:][rows[mine]] - 1
         is_plain = flagged[last] == flagged[parts.first[:-1][rows[mine]]]
-        ends = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
+        pairs = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
         steps = parts.column("steps", rows[mine]).tolist()
-        for place, plain, end, count in zip(mine.tolist(), is_plain.tolist(), ends, steps):
+        for index, plain, pair, count in zip(mine.tolist(), is_plain.tolist(), pairs, steps):
             if plain:
-                found[place] = end if count else []
-    return found
+                ends[index] = pair if count else []
+    return ends
 
 
 def _bits(flags: Array) -> str:
@@ -127,7 +129,7 @@ def _bits(flags: Array) -> str:
 
 
 def read_about(text: str) -> dict[str, Any]:
-    """Read the text of about(); checks only that there are maps. Raises UnreadableRecording."""
+    """Read the text of about(); check only that its parts are maps. Raises UnreadableRecording."""
     plain = _read(text)
     writers, facts = plain.get("writers"), plain.get("facts")
     if plain.get("version") != _VERSION:
@@ -153,7 +155,7 @@ def read_identity(text: str) -> dict[str, Any]:
             raise malformed("an episode")
     for key, kind in (("ended", bool), ("flags", str)):
         pair = known.get(key, [])
-        if not isinstance(pair, list) or (pair and len(pair) != 2) or not all(isinstance(one, kind) for one in pair):
+        if not isinstance(pair, list) or len(pair) not in (0, 2) or not all(isinstance(item, kind) for item in pair):
             raise malformed("an episode")
     return known
 
@@ -167,7 +169,7 @@ _KINDS: dict[type, tuple[str, ...]] = {
 
 
 def flags_of(known: dict[str, Any], steps: int) -> Array | None:
-    """Return the terminations and truncations that an identity keeps, (2, steps) bool; None if it keeps none."""
+    """Return the terminations and truncations in an identity, (2, steps) bool; None if it has none."""
     if "flags" in known:
         return np.stack([_unpacked(text, steps) for text in known["flags"]])
     if "ended" not in known:

@@ -1,4 +1,4 @@
-"""Untrusted PNG, JPEG and other image files as arrays, with Pillow."""
+"""Decode untrusted image files, such as PNG and JPEG, with Pillow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from gym_trace.data.values import Array
 from gym_trace.playback.row_types import RowType
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_SMALLEST = 1024  # bytes that are worth a PNG
+_LEAST_BYTES = 1024  # smaller rows are not worth a PNG
 _MOST_PIXELS = 1 << 26
 _BYTES = np.dtype(np.uint8)
 
 
 def is_image(form: RowType) -> bool:
-    """Return True if rows can be PNG, (H, W, C) uint8 with 1, 3 or 4 channels, and are large enough for that."""
+    """Return True for rows to store as PNG: (H, W, C) uint8 with 1, 3 or 4 channels, and not too small."""
     shape = form.shape
-    return bool(form.dtype == np.uint8) and len(shape) == 3 and shape[2] in _MODES and bool(np.prod(shape) >= _SMALLEST)
+    is_picture = bool(form.dtype == np.uint8) and len(shape) == 3 and shape[2] in _MODES
+    return is_picture and bool(np.prod(shape) >= _LEAST_BYTES)
 
 
 def pixels(
@@ -29,7 +30,7 @@ def pixels(
     dtype: np.dtype[Any] = _BYTES,
     formats: tuple[str, ...] = ("PNG", "JPEG"),
 ) -> Array:
-    """Return an image file as an array, (H, W, C) uint8, or of depths, (H, W) or (H, W, 1) of another dtype.
+    """Decode an image file to (H, W, C) uint8; a depth image, with another dtype, to (H, W) or (H, W, 1).
 
     shape: the expected one; None in it matches any size. Raises ValueError for another shape, before decoding.
     """
@@ -46,4 +47,4 @@ def pixels(
         raise ValueError(f"not an image: {error}") from error
     if array.dtype != dtype:
         raise ValueError(f"depths of {array.dtype} instead of {dtype}")
-    return array.reshape([-1 if one is None else one for one in shape])
+    return array.reshape([-1 if length is None else length for length in shape])

@@ -24,17 +24,17 @@ from gym_trace.format.directory import is_writer_id, new_writer_id
 from gym_trace.format.ring.segment import ColumnRows, Columns, Segment, size_of
 from gym_trace.recording.reset_record import packed_start, stored_seed
 
-_OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # by an identity
+_OVERRIDDEN = ("outcome", "seed", "options", "reset_info", "has_final_observation")  # fields that an identity replaces
 _NO_FLAGS = np.zeros((2, 0), np.bool_)
-_UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # NumPy: not a time
+_UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # NaT of NumPy
 Schema = dict[str, Any]  # schema record of a writer (docs/FORMAT.md, section 4)
 
 
 class NewSteps(NamedTuple):
     """Consecutive steps of an episode.
 
-    observations: the rows after the steps; the first steps of an episode have one more row in front. An
-    array, or dicts and tuples of them as the space has them. actions, rewards: one row per step.
+    observations: one row per step, after it; the first steps of an episode have one more row in front, after the
+    reset. An array, or dicts and tuples of arrays as in the space. actions, rewards: one row per step.
     terminations, truncations: (steps,) bool, flags of the environment; None: derived from the outcome.
     infos: one dict per step. annotations: by name, one row per step.
     """
@@ -51,12 +51,11 @@ class NewSteps(NamedTuple):
 class NewEpisode(NamedTuple):
     """An episode to write.
 
-    steps: their number. parts: all steps in parts, read on demand; one empty part for no steps.
+    steps: their number. parts: all steps in parts, read on demand; an episode without steps has one empty part.
     outcome: None: "terminated" or "truncated" by the flags of the last step, otherwise "cut".
-    has_final_observation: whether the last row of observations is the one after the last step; otherwise it is a
-        placeholder: NaN, 0 or "".
+    has_final_observation: False if the last row of observations is a placeholder: NaN, 0 or "".
     identity: the text of ExportSource.identity(); it overrides all other fields.
-    number: its id in the writer, at least the one before + 1; None: the next one.
+    number: its id in the writer, larger than that of the episode before; None: the next one.
     """
 
     steps: int
@@ -77,12 +76,12 @@ class Imported:
     Attributes:
         kind: the format, in words.
         schemas: schema of each writer, by its id.
-        segments: (id of the writer, part of its content), read on demand; None: the writer is complete.
-        total: total number of steps, or of the unit of done; 0: unknown.
-        done: the amount read so far.
+        segments: (id of a writer, part of its content), read on demand; None as content: the writer is complete.
+        total: number of steps, or of another unit that done() counts; 0: unknown.
+        done: returns the amount read so far.
         facts: of the whole trace: author, license, description …
-        notes: one sentence per missing fact; reading the segments may add more.
-        beside: files outside of the trace format that are copied next to it, such as videos.
+        warnings: one sentence per missing fact; reading the segments may add more.
+        beside: files to copy into the directory of the trace, such as videos.
     """
 
     kind: str
@@ -91,7 +90,7 @@ class Imported:
     total: int = 0
     done: Callable[[], int] = lambda: 0
     facts: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     beside: list[FilePath] = field(default_factory=list)
 
 
@@ -106,7 +105,7 @@ def new_schema(
 ) -> Schema:
     """Return the schema of a writer from another format.
 
-    environment: what is known of id, spec (the EnvSpec as JSON text), class, note.
+    environment: id, spec (the EnvSpec as JSON text), class and note, where known.
     """
     spaces = [space if isinstance(space, dict) else describe(space) for space in (observation_space, action_space)]
     return {
@@ -127,7 +126,7 @@ def imported(
     schema: Schema,
     about: str | None = None,
     facts: Mapping[str, Any] | None = None,
-    notes: Iterable[str] = (),
+    warnings: Iterable[str] = (),
     steps: int = 0,
     writer: str | None = None,
 ) -> Imported:
@@ -136,24 +135,24 @@ def imported(
     Args:
         kind: the format, in words.
         episodes: in their order.
-        schema: of the writer of all episodes without one in their identity; see new_schema().
+        schema: of the writer of all episodes whose identity names no writer; see new_schema().
         about: the text of ExportSource.about, if the format stored it; restores the original writers.
-        steps: in all, if that is known.
+        steps: their total number; 0: unknown.
         writer: the id of the writer of `schema`; None, or an invalid one: a new id.
 
     Raises UnreadableRecording, also while the episodes are read.
     """
-    known = {} if about is None else read_about(about)
-    schemas = {name: schema for name, schema in known.get("writers", {}).items() if is_writer_id(name)}
+    original = {} if about is None else read_about(about)
+    schemas = {name: schema for name, schema in original.get("writers", {}).items() if is_writer_id(name)}
     builder = _Builder(schemas, schema)
     if writer is not None:
         builder.add_writer(writer if is_writer_id(writer) else new_writer_id())
-    given = known.get("facts") or facts or {}
-    return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, dict(given), list(notes))
+    facts = dict(original.get("facts") or facts or {})
+    return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, facts, list(warnings))
 
 
 def together(parts: Sequence[Imported]) -> Imported:
-    """Return several contents as one, whose writers are written one after the other."""
+    """Join several contents. Their writers are written one after the other."""
 
     def segments() -> Iterator[tuple[str, Segment | None]]:
         for part in parts:
@@ -163,27 +162,27 @@ def together(parts: Sequence[Imported]) -> Imported:
 
     return Imported(
         " and ".join(dict.fromkeys(part.kind for part in parts)),
-        cast(dict[str, Schema], ChainMap(*(part.schemas for part in parts))),  # more while they are read
+        cast(dict[str, Schema], ChainMap(*(part.schemas for part in parts))),  # reading the segments adds some
         segments(),
         sum(part.total for part in parts),
         lambda: sum(part.done() for part in parts),
         {key: value for part in parts for key, value in part.facts.items()},
-        [note for part in parts for note in part.notes],
+        [warning for part in parts for warning in part.warnings],
         [file for part in parts for file in part.beside],
     )
 
 
 class _Builder:
-    """Makes segments of episodes; episodes without an identity get a writer and ids."""
+    """Converts episodes to segments; those without an identity get a writer and ids."""
 
     def __init__(self, schemas: dict[str, Schema], schema: Schema):
         self.steps = 0
         self._schemas, self._schema = schemas, schema
-        self._own: str | None = None  # the writer of episodes without a known one
+        self._default_writer: str | None = None  # for episodes whose identity names no writer of `schemas`
         self._next_id = 0
         self._layouts: dict[str, Layouts] = {}
-        self._begun: set[tuple[str, int]] = set()  # episodes that have parts
-        self._ends: dict[tuple[str, int], Segment] = {}  # the last fragment of each
+        self._begun: set[tuple[str, int]] = set()  # episodes in parts (is_part), by writer and id
+        self._ends: dict[tuple[str, int], Segment] = {}  # their ends, written after all parts
 
     def segments(self, episodes: Iterable[NewEpisode]) -> Iterator[tuple[str, Segment]]:
         for episode in episodes:
@@ -191,20 +190,20 @@ class _Builder:
             known |= {} if episode.identity is None else read_identity(episode.identity)
             writer = known.get("writer")
             if writer not in self._schemas:
-                writer = self._own or self.add_writer(new_writer_id())
+                writer = self._default_writer or self.add_writer(new_writer_id())
                 number = self._next_id if episode.number is None else episode.number
                 known |= {"episode_id": number, "lane": 0, "first_step": 0, "is_part": False}
                 self._next_id = number + 1
             try:
-                yield from self._pieces(writer, episode, known)
+                yield from self._episode_segments(writer, episode, known)
             except (wire.OutOfRange, OverflowError) as error:
                 raise malformed("an episode") from error
         for (writer, _), end in self._ends.items():
             yield writer, end
 
     def add_writer(self, name: str) -> str:
-        """Add the writer of episodes without a known one."""
-        self._own, self._schemas[name] = name, self._schema
+        """Add the writer of episodes whose identity names none."""
+        self._default_writer, self._schemas[name] = name, self._schema
         return name
 
     def _layouts_of(self, writer: str) -> Layouts:
@@ -215,28 +214,34 @@ class _Builder:
                 raise malformed("a space") from error
         return self._layouts[writer]
 
-    def _pieces(self, writer: str, episode: NewEpisode, known: dict[str, Any]) -> Iterator[tuple[str, Segment]]:
-        layouts, kept = self._layouts_of(writer), flags_of(known, episode.steps)
+    def _episode_segments(
+        self, writer: str, episode: NewEpisode, known: dict[str, Any]
+    ) -> Iterator[tuple[str, Segment]]:
+        layouts, stored_flags = self._layouts_of(writer), flags_of(known, episode.steps)
         key = writer, known.get("episode_id", 0)
-        at, is_part = known.get("first_step", 0), bool(known.get("is_part"))
+        first_step, is_part = known.get("first_step", 0), bool(known.get("is_part"))
         begins = key not in self._begun
         if is_part:
             self._begun.add(key)
-        if at > 0 and begins:  # earlier steps were not kept, but the start of the episode is known
-            yield writer, _segment(known, at, _NO_FLAGS, {}, opening=wire.STARTS)
+        if first_step > 0 and begins:  # the earlier steps are missing, but the start of the episode is known
+            yield writer, _segment(known, first_step, _NO_FLAGS, {}, opening=wire.STARTS)
         done, outcome = 0, 0
         for steps in episode.parts:
-            count, leads = len(steps.rewards), done == 0
+            count, has_initial = len(steps.rewards), done == 0
             last = done + count >= episode.steps
-            flags = kept[:, done : done + count] if kept is not None else _flags(steps, last, known["outcome"])
-            opening, closing = wire.HAS_INITIAL * leads | wire.STARTS * (leads and at == 0 and begins), 0
+            if stored_flags is None:
+                flags = _flags(steps, last, known["outcome"])
+            else:
+                flags = stored_flags[:, done : done + count]
+            opening = wire.HAS_INITIAL * has_initial | wire.STARTS * (has_initial and first_step == 0 and begins)
+            closing = 0
             if last:
                 outcome = _outcome(known["outcome"], flags)
                 closing = wire.STOPS | wire.PLACEHOLDER * (not known["has_final_observation"])
                 # The end of a lost episode is mostly unknown.
                 closing |= wire.ENDS * (not is_part and (outcome > 0 or "end_time" in known))
-            columns = _columns(layouts, steps, flags.shape[1], leads)
-            yield writer, _segment(known, at + done, flags, columns, opening, closing, outcome)
+            columns = _columns(layouts, steps, flags.shape[1], has_initial)
+            yield writer, _segment(known, first_step + done, flags, columns, opening, closing, outcome)
             done += flags.shape[1]
             self.steps += flags.shape[1]
             if last:
@@ -244,15 +249,15 @@ class _Builder:
         if done != episode.steps:
             raise UnreadableRecording(f"an episode of {episode.steps} steps has only {done}")
         if is_part and OUTCOMES[outcome] != "lost":
-            self._ends[key] = _segment(known, at + done, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
+            self._ends[key] = _segment(known, first_step + done, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
 
 
 def _flags(steps: NewSteps, last: bool, outcome: str | None) -> Array:
-    """Return the terminations and truncations of some steps, (2, steps) bool."""
+    """Return the terminations and truncations of some steps, (2, steps) bool; missing ones by the outcome."""
     pair = np.zeros((2, len(steps.rewards)), np.bool_)
-    for row, given, name in zip(pair, (steps.terminations, steps.truncations), ("terminated", "truncated")):
-        if given is not None:
-            row[:] = given
+    for row, flags, name in zip(pair, (steps.terminations, steps.truncations), ("terminated", "truncated")):
+        if flags is not None:
+            row[:] = flags
         elif last:
             row[-1:] = outcome == name
     return pair
@@ -276,15 +281,15 @@ def _segment(
     closing: int = 0,
     outcome: int = 0,
 ) -> Segment:
-    """Return steps of an episode, with a fragment for each run up to a terminated or truncated step.
+    """Return steps of an episode, with one fragment per run of steps up to a terminated or truncated one.
 
     flags: (2, steps) bool. opening, closing: the flags of the first and of the last fragment.
     """
     bits = flags[0] * wire.TERMINATED | flags[1] * wire.TRUNCATED
     rows, begin = [], 0
     for end in (*(np.flatnonzero(bits[:-1]) + 1).tolist(), len(bits)):
-        mine = opening * (begin == 0) | closing * (end == len(bits)) | (int(bits[end - 1]) if end > begin else 0)
-        rows.append(_fragment(known, first_step + begin, end - begin, mine, outcome))
+        own = opening * (begin == 0) | closing * (end == len(bits)) | (int(bits[end - 1]) if end > begin else 0)
+        rows.append(_fragment(known, first_step + begin, end - begin, own, outcome))
         begin = end
     if opening & wire.STARTS:
         columns = {**columns, ("starts",): [_start(known)]}
@@ -294,29 +299,29 @@ def _segment(
 
 def _fragment(known: dict[str, Any], first_step: int, steps: int, flags: int, outcome: int) -> bytes:
     start, end = known.get("start_time"), known.get("end_time")
-    seed, begun, took = wire.NO_SEED, (0, 0), (0, 0)
+    seed, start_times, end_times = wire.NO_SEED, (0, 0), (0, 0)
     if flags & wire.STARTS:
         seed = stored_seed(known["seed"])
-        begun = _UNKNOWN_TIME if start is None else start, known.get("clock_offset", 0)
+        start_times = _UNKNOWN_TIME if start is None else start, known.get("clock_offset", 0)
     if flags & wire.ENDS:
         duration = known.get("duration", 0)
-        took = duration, 0 if start is None or end is None else end - start - duration
+        end_times = duration, 0 if start is None or end is None else end - start - duration
     lane, number = known.get("lane", 0), known.get("episode_id", 0)
     outcome = outcome if flags & wire.ENDS else 0
-    return wire.pack_fragment(number, first_step, steps, lane, flags, outcome, 0.0, seed, *begun, *took)
+    return wire.pack_fragment(number, first_step, steps, lane, flags, outcome, 0.0, seed, *start_times, *end_times)
 
 
 def _start(known: dict[str, Any]) -> bytes:
     state = known.get("rng_state")
-    given = known["options"], None if state is None else {"rng_state": state}, known["reset_info"]
-    return packed_start(known["seed"], *(None if value is None else pack_lenient(value)[0] for value in given))[0]
+    values = known["options"], None if state is None else {"rng_state": state}, known["reset_info"]
+    return packed_start(known["seed"], *(None if value is None else pack_lenient(value)[0] for value in values))[0]
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Columns:
-    """Return the rows of all columns. Raises UnreadableRecording if one has another number of rows."""
+def _columns(layouts: Layouts, steps: NewSteps, count: int, has_initial: bool) -> Columns:
+    """Return the rows of all columns. Raises UnreadableRecording for a wrong number of rows."""
     columns = _of_tree(layouts.observations, steps.observations)
     if count:
         columns |= _of_tree(layouts.actions, steps.actions)
@@ -325,7 +330,7 @@ def _columns(layouts: Layouts, steps: NewSteps, count: int, leads: bool) -> Colu
             columns[("infos",)] = _values(steps.infos)
         columns |= {("annotations", name): _rows(values) for name, values in steps.annotations.items()}
     for path, rows in columns.items():
-        expected = count + leads if path[0] == "observations" else count
+        expected = count + has_initial if path[0] == "observations" else count
         if len(rows) != expected:
             name = "/".join(map(str, path))
             raise UnreadableRecording(f"{name}: {len(rows)} rows instead of {expected}")
@@ -336,21 +341,21 @@ def _of_tree(layout: Layout, tree: Any) -> Columns:
     if isinstance(layout, Leaf):
         return {layout.path: _rows(tree, layout.dtype is not None)}
     keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
-    kind, found = (tuple, range(len(tree))) if layout.keys is None else (dict, tree)
-    if isinstance(tree, kind) and set(found) == set(keys):
+    kind, tree_keys = (tuple, range(len(tree))) if layout.keys is None else (dict, tree)
+    if isinstance(tree, kind) and set(tree_keys) == set(keys):
         columns: Columns = {}
         for key, child in zip(keys, layout.children):
             columns |= _of_tree(child, tree[key])
         return columns
-    leaves = list(layout.leaves())  # values of another structure than their space, one per row
+    leaves = list(layout.leaves())  # tree is a list of rows, whose structure differs from that of the space
     split = list(zip(*(taken_apart(layout, row) for row in tree))) or [()] * len(leaves)
     return {leaf.path: _rows(list(values), leaf.dtype is not None) for leaf, values in zip(leaves, split)}
 
 
 def _rows(values: Any, is_typed: bool = False) -> ColumnRows:
-    """Return an array of numbers in native byte order unchanged, other rows as one packed value per row.
+    """Return a native array of numbers unchanged, other rows as one packed value per row.
 
-    is_typed: first join a list of numbers of one dtype and shape.
+    is_typed: first join a list of numbers of one dtype and shape to an array.
     """
     if is_typed and isinstance(values, list) and (joined := densified(values)) is not None:
         values = joined

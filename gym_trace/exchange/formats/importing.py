@@ -28,10 +28,10 @@ from gym_trace.printable import printable, shown
 from gym_trace.storage.remote.address import is_url
 from gym_trace.storage.staging import StagedStorage, new_directory
 
-Progress = Callable[[int, int], None]  # done, in all; 0: not known
-_LEVEL = 3  # zstd level
-_MOST_WRITERS = 256  # written at the same time
-# Errors of Python and other packages for malformed files that no importer has foreseen.
+Progress = Callable[[int, int], None]  # (amount done, total; 0: unknown)
+_ZSTD_LEVEL = 3
+_MOST_OPEN_WRITERS = 256
+# Errors of Python and other packages for malformed files, where an importer does not check for it.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError, TypeError, ValueError)
 
 
@@ -46,19 +46,19 @@ def import_trace(
     """Import a recording of another package as a trace. Never changes the original, runs or unpickles anything.
 
     Arrays keep their dtype, shape and bits. Missing facts stay unknown: seeds are None, episodes with an
-    unknown end are "cut". Exports of export() get back their writers, ids, spaces, seeds and times, if the format
+    unknown end are "cut". Files of export() get back their writers, ids, spaces, seeds and times, if the format
     stores them. Memory does not grow with the number of steps.
 
     Args:
         path: a directory or a file.
         destination: a new or empty directory. The trace appears when complete.
-        format: such as "minari"; an importer; None: detected.
+        format: a name such as "minari", or an importer; None: detected.
         on_progress: called periodically with the amount done and the total; 0: unknown.
         options: of the format: "table" takes map={"observations": "state"} for its columns.
 
     Raises:
         TraceNotFound: nothing to import at path.
-        UnreadableRecording: it is damaged, or not safe to read.
+        UnreadableRecording: the recording is damaged, or not safe to read.
         TraceExists: destination is not empty.
         InvalidOption: unknown format or option; destination lies in path.
         MissingExtra: a package that reads this format is not installed.
@@ -67,7 +67,7 @@ def import_trace(
     source = Path(path)
     if is_url(path):
         raise InvalidOption("path: is a URL; copy it to a local path, and import that")
-    most = most_episodes(check_files(source))
+    limit = most_episodes(check_files(source))
     if options and not isinstance(format, str | None):
         raise InvalidOption("options: need a format name; configure the importer itself")
     if format is None:
@@ -79,7 +79,7 @@ def import_trace(
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
-            _Import(StagedStorage(staged), report, importer.read(source), most).write(on_progress)
+            _Import(StagedStorage(staged), report, importer.read(source), limit).write(on_progress)
         except UnreadableRecording as error:
             if printable(source) in str(error):
                 raise
@@ -121,8 +121,8 @@ class _Import:
     def _add(self, name: str, segment: Segment) -> None:
         self._chunks(name).add(segment)
         self._open[name][0].seal_if_due()
-        leads = segment.fragments["flags"] & wire.HAS_INITIAL > 0  # also incomplete episodes
-        self._report.episodes += int(np.count_nonzero(leads))
+        has_initial = segment.fragments["flags"] & wire.HAS_INITIAL > 0  # once per episode, also of incomplete ones
+        self._report.episodes += int(np.count_nonzero(has_initial))
         if self._report.episodes > self._most_episodes:
             raise UnreadableRecording(
                 f"{self._report.path}: more than {self._most_episodes:,} episodes, for which it is too small"
@@ -139,13 +139,13 @@ class _Import:
         for name in found.schemas:
             if name in self._open or name not in report.writers:
                 self._close(name)
-        report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
+        report.kinds, report.warnings = [found.kind], list(dict.fromkeys(found.warnings))
         facts: Facts = {}
         for key, value in found.facts.items():
             try:
                 facts = checked({**facts, key: value})
             except InvalidOption as error:
-                report.notes.append(f"skipped metadata: {error}")
+                report.warnings.append(f"skipped metadata: {error}")
         if facts:
             write_facts(self._storage, facts)
         for file in found.beside:
@@ -160,25 +160,25 @@ class _Import:
         except OSError as error:
             if isinstance(error, TraceError):
                 raise
-            where = self._report.destination
-            raise RecordingError(f"{where}: the imported trace could not be written: {error}") from error
+            destination = self._report.destination
+            raise RecordingError(f"{destination}: the imported trace could not be written: {error}") from error
 
     def _chunks(self, name: str) -> ChunkWriter:
         if name not in self._open:
-            if len(self._open) >= _MOST_WRITERS:
-                raise UnreadableRecording(f"{self._report.path}: more than {_MOST_WRITERS} writers")
-            number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # process of gym_recording or Monitor
+            if len(self._open) >= _MOST_OPEN_WRITERS:
+                raise UnreadableRecording(f"{self._report.path}: more than {_MOST_OPEN_WRITERS} writers")
+            pid = re.search(r"\.\d+\.(\d{1,9})(\.|$)", name)  # in the writer ids of gym_recording and Monitor
             schema = {
                 "created": self._created + len(self._report.writers),
                 "host": "unknown",
-                "pid": int(number[1]) if number else 0,
+                "pid": int(pid[1]) if pid else 0,
                 **self._found.schemas[name],
                 "format": [wire.MAJOR, wire.MINOR],
                 "writer": name,
             }
             layouts = WriterSchema.of(schema).layouts[:2]
-            large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
-            opened = BatchFiles(self._storage, schema, _LEVEL, fsync=False)
+            is_large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
+            opened = BatchFiles(self._storage, schema, _ZSTD_LEVEL, fsync=False)
             self._report.writers.append(name)
-            self._open[name] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
+            self._open[name] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if is_large else SMALL_CHUNK)
         return self._open[name][1]

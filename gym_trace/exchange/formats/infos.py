@@ -1,6 +1,6 @@
-"""Infos and annotations for formats with one column per key: which keys every step has, with one type.
+"""Infos and annotations in formats with one column per key, for keys that every step has with one type.
 
-All of them are also stored packed: see packed() and KeptInfos.
+All infos, and annotations without a column, are also stored packed: see packed() and PackedInfos.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.format import wire
 from gym_trace.playback.row_types import RowType
 
-ANNOTATIONS = "annotations"  # key of the infos that holds annotations in formats without a place for them
+ANNOTATIONS = "annotations"  # the key of infos that holds annotations, in formats without annotations
 _MOST_COLUMNS, _DEEPEST = 500, 8
-_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # packed infos of some steps; one step can take as many
-_MOST_STEPS = 1 << 20  # packed together
+_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # per item of packed(), which may be the infos of one step
+_MOST_STEPS = 1 << 20  # per item of packed()
 
 Kind = tuple[np.dtype[Any] | None, tuple[int, ...]]  # dtype and shape of a value; None: text
 _NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 
 
 class InfoColumn(NamedTuple):
-    """A key of the infos that every step has. path: of keys. dtype: None for text."""
+    """A column of infos or annotations. path: keys into an info. dtype: None for text."""
 
     path: tuple[str, ...]
     dtype: np.dtype[Any] | None
@@ -43,12 +43,12 @@ class InfoColumn(NamedTuple):
         return self._array([_at(info, self.path) for info in window.columns[("infos",)]])
 
     def of_reset(self, info: Any) -> Any:
-        """Return the value of a reset, (1, *shape) or a list of one; None if it has no such value."""
+        """Return the value in the info of a reset, (1, *shape) or a list of one; None if it does not fit."""
         if self.path[0] == ANNOTATIONS:
             return None
         value = _at(info, self.path)
-        found = _joined(_kind([value]), (self.dtype, self.shape))
-        return self._array([value]) if found == (self.dtype, self.shape) else None
+        joined = _joined(_kind([value]), (self.dtype, self.shape))
+        return self._array([value]) if joined == (self.dtype, self.shape) else None
 
     def _array(self, values: list[Any]) -> Any:
         return values if self.dtype is None else np.array(values, self.dtype).reshape(len(values), *self.shape)
@@ -57,8 +57,8 @@ class InfoColumn(NamedTuple):
 class InfoColumns(NamedTuple):
     """Result of info_columns().
 
-    columns: in the order of their paths. has_infos: whether infos were recorded.
-    left_out: names of infos that are not in every step, or not alike in all. unlike: of annotations likewise.
+    columns: in the order of their paths. has_infos: True if infos were recorded.
+    left_out: names of infos that not every step has, or not with one type. unlike: the same for annotations.
     missing: names of columns that not every reset has.
     """
 
@@ -69,17 +69,17 @@ class InfoColumns(NamedTuple):
     missing: tuple[str, ...] = ()
 
     @property
-    def are_kept_whole(self) -> bool:
-        """Return True if there is anything to pack: infos, or annotations that cannot be columns."""
+    def need_packing(self) -> bool:
+        """Return True if packed() has anything to pack: infos, or annotations that cannot be columns."""
         return self.has_infos or bool(self.unlike)
 
 
 def info_columns(source: ExportSource) -> InfoColumns:
     """Return the infos and annotations that can be columns. Reads all infos once. Raises CorruptTrace."""
-    typed, unlike = _annotations(source.forms)
+    annotations, unlike = _annotations(source.forms)
     if ("infos",) not in source.forms:
-        return InfoColumns(tuple(typed), unlike=tuple(unlike))
-    tally: dict[tuple[str, ...], tuple[Kind | None, int]] = {}
+        return InfoColumns(tuple(annotations), unlike=tuple(unlike))
+    tally: dict[tuple[str, ...], tuple[Kind | None, int]] = {}  # by path: kind, and number of steps that have it
     for window in source.survey("infos"):
         for path, kind, count in _counted(window.columns.get(("infos",), ()), ()):
             before, seen = tally.get(path, (kind, 0))
@@ -92,23 +92,23 @@ def info_columns(source: ExportSource) -> InfoColumns:
         info = episode.reset_info
         missing |= {_name(column.path) for column in columns if column.of_reset(info) is None}
     left_out = sorted({_name(path) for path in tally} - {_name(path) for path in chosen})
-    return InfoColumns((*columns, *typed), True, tuple(left_out), tuple(unlike), tuple(sorted(missing)))
+    return InfoColumns((*columns, *annotations), True, tuple(left_out), tuple(unlike), tuple(sorted(missing)))
 
 
 def _annotations(forms: Mapping[Any, RowType | None]) -> tuple[list[InfoColumn], list[str]]:
     """Return the annotations that can be columns, and the names of the others."""
     names = sorted(str(path[1]) for path in forms if path[0] == "annotations")
-    found = {name: forms["annotations", name] for name in names}
-    typed = {
+    columns = {
         name: InfoColumn((ANNOTATIONS, name), form.dtype, form.shape)
-        for name, form in found.items()
-        if form is not None and not form.mixed and _is_name(name) and form.dtype.kind in "biuf"
+        for name in names
+        if (form := forms["annotations", name]) is not None
+        if not form.mixed and _is_name(name) and form.dtype.kind in "biuf"
     }
-    return list(typed.values()), [name for name in found if name not in typed]
+    return list(columns.values()), [name for name in names if name not in columns]
 
 
 def _counted(infos: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Kind | None, int]]:
-    """Each path in these infos with what its values are, None if they are of several kinds, and how many have it."""
+    """Yield each path in these infos, the kind of its values (None: several), and the number of infos that have it."""
     if set(map(type, infos)) - {dict}:
         yield path, None, len(infos)
         return
@@ -133,21 +133,20 @@ def _kind(values: Sequence[Any]) -> Kind | None:
         return None
     if int in types and not all(-(1 << 63) <= value < 1 << 63 for value in values if type(value) is int):
         return None
-    dtypes = [_NUMBERS.get(kind) or np.dtype(kind) for kind in types]
-    found: list[Kind | None] = [(dtype, ()) for dtype in dtypes]
-    return reduce(_joined, found)
+    numbers: list[Kind | None] = [(_NUMBERS.get(kind) or np.dtype(kind), ()) for kind in types]
+    return reduce(_joined, numbers)
 
 
-def _joined(one: Kind | None, other: Kind | None) -> Kind | None:
-    """Return the kind that holds values of both, as numbers."""
-    if one is None or other is None or one == other:
-        return one if one == other else None
-    first, second = one[0], other[0]
-    if one[1] or other[1] or first is None or second is None:
+def _joined(a: Kind | None, b: Kind | None) -> Kind | None:
+    """Return the kind that holds values of both kinds; None if they are not equal, nor both scalar numbers."""
+    if a is None or b is None or a == b:
+        return a if a == b else None
+    (a_dtype, a_shape), (b_dtype, b_shape) = a, b
+    if a_shape or b_shape or a_dtype is None or b_dtype is None:
         return None
-    if not {first.kind, second.kind} <= set("iuf"):
+    if not {a_dtype.kind, b_dtype.kind} <= set("iuf"):
         return None
-    return np.result_type(first, second), ()
+    return np.result_type(a_dtype, b_dtype), ()
 
 
 def _at(info: Any, path: Iterable[str]) -> Any:
@@ -157,15 +156,15 @@ def _at(info: Any, path: Iterable[str]) -> Any:
 
 
 def _is_name(key: Any) -> bool:
-    """Return True if it is a valid name in files of all formats."""
+    """Return True for a key that is a valid name in files of all formats."""
     return type(key) is str and key not in ("", ".", "..") and "/" not in key and is_text(key)
 
 
 def is_text(value: str) -> bool:
-    """Return True for a text that files of all formats can hold: no half characters, no NUL."""
+    """Return True for a text that files of all formats can hold: no lone surrogates, no NUL."""
     try:
         value.encode()
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:
         return False
     return "\0" not in value
 
@@ -174,22 +173,24 @@ def _name(path: Iterable[Any]) -> str:
     return "/".join(map(str, path))
 
 
-# -- as they are ------------------------------------------------------------------------------------------------------
+# -- packed -----------------------------------------------------------------------------------------------------------
 
 
-def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
+def packed(window: Window, columns: InfoColumns) -> Iterator[tuple[int, bytes]]:
     """Pack the infos of the steps of a window, and the annotations without a column.
 
-    Yields (index of the first step in the episode, data for KeptInfos), several where they are large.
+    Yield (index of the first step in the episode, data for PackedInfos), several for large infos.
     """
     infos = window.columns.get(("infos",))
-    loose = {name: list(rows) for name in found.unlike if (rows := window.columns.get((ANNOTATIONS, name))) is not None}
+    loose = {
+        name: list(rows) for name in columns.unlike if (rows := window.columns.get((ANNOTATIONS, name))) is not None
+    }
     runs = [range(window.steps)]
     while runs:
         run = runs.pop()
         part = slice(run.start, run.stop)
-        kept = None if infos is None else list(infos[part])
-        data = pack([len(run), kept, {name: rows[part] for name, rows in loose.items()}])
+        part_infos = None if infos is None else list(infos[part])
+        data = pack([len(run), part_infos, {name: rows[part] for name, rows in loose.items()}])
         if len(data) > _MOST_BYTES // 8 and len(run) > 1:
             half = len(run) // 2
             runs += [run[half:], run[:half]]
@@ -197,15 +198,15 @@ def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
             yield window.start + run.start, zstandard.ZstdCompressor(level=3).compress(data)
 
 
-class KeptInfos:
-    """Unpacks infos, in any portions. Raises UnreadableRecording if packed() cannot have written the data."""
+class PackedInfos:
+    """Unpacks infos, any number of steps at a time. Raises UnreadableRecording for data that packed() cannot write."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Any, dict[str, Any]]] = []  # a step each
-        self.end = 0  # the step after the last with infos
+        self._rows: list[tuple[Any, dict[str, Any]]] = []  # per step: infos, and annotations by name
+        self.end = 0  # number of added steps
 
-    def add(self, place: int, data: bytes) -> None:
-        """Add the next data. place: first step that was packed."""
+    def add(self, first: int, data: bytes) -> None:
+        """Add the next data. first: index of the first packed step in the episode."""
         try:
             if not 0 <= zstandard.frame_content_size(data) <= _MOST_BYTES:
                 raise ValueError
@@ -213,7 +214,7 @@ class KeptInfos:
             columns = [*annotations.values(), *([] if infos is None else [infos])]
             if any(type(rows) is not list or len(rows) != steps for rows in columns):
                 raise ValueError
-            if place != self.end or not 0 < steps <= _MOST_STEPS:
+            if first != self.end or not 0 < steps <= _MOST_STEPS:
                 raise ValueError
             for i in range(steps):
                 values = {str(name): rows[i] for name, rows in annotations.items()}
@@ -223,7 +224,7 @@ class KeptInfos:
             raise UnreadableRecording("the infos stored by gym-trace are malformed") from error
 
     def take(self, steps: int) -> tuple[list[Any] | None, dict[str, Array]]:
-        """Take the infos of the next steps, None if they have none, and their annotations."""
+        """Remove and return the infos of the next steps (None if they have none), and their annotations by name."""
         rows, self._rows = self._rows[:steps], self._rows[steps:]
         if len(rows) != steps:
             raise UnreadableRecording("the infos stored by gym-trace have fewer steps")
@@ -236,7 +237,7 @@ class KeptInfos:
 
 
 def info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Return the info of one step, from the values of its columns by path."""
+    """Return the info of one step. values: of its columns, by path."""
     info: dict[str, Any] = {}
     for (*outer, last), value in values.items():
         inner = info

@@ -1,7 +1,7 @@
-"""The list of formats: of gym-trace, and of other packages.
+"""The list of formats, of gym-trace and of other packages.
 
-A package adds one with an entry point, of the group gym_trace.exporters or gym_trace.importers, whose name is that of
-the format, and which is its exporter or importer class (see contract.py):
+A package adds a format with an entry point of the group gym_trace.exporters or gym_trace.importers. It has the name
+of the format, and points to an exporter or importer class (see contract.py):
 
     [project.entry-points."gym_trace.exporters"]
     tables = "my_package.tables:TablesExporter"
@@ -25,7 +25,7 @@ from gym_trace.storage.local import LocalStorage
 
 
 class FormatEntry(NamedTuple):
-    """A format. where: "module:Class". extra: the extra of gym-trace it needs. what: description in one line."""
+    """A format. where: "module:Class". extra: the extra of gym-trace that it needs. what: one line of description."""
 
     where: str
     extra: str
@@ -60,10 +60,10 @@ _IMPORTERS: dict[str, FormatEntry] = {
 }
 # Errors of importing a package that is damaged, or whose version does not fit the others.
 _UNUSABLE = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
-_LAST = "table"  # it accepts any Parquet
+_LAST_TO_DETECT = "table"  # accepts any Parquet file
 
 
-# Format of a file with this ending, if no format is named.
+# The export format by the ending of the file, if the user names none.
 ENDINGS = {
     ".csv": "csv",
     ".hdf5": "d4rl",
@@ -86,71 +86,72 @@ def format_for(out: Path) -> str:
 
 def exporters() -> dict[str, FormatEntry]:
     """Return the export formats by name."""
-    return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
+    return {**_EXPORTERS, **_third_party("gym_trace.exporters", _EXPORTERS)}
 
 
 def importers() -> dict[str, FormatEntry]:
     """Return the import formats by name."""
-    return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
+    return {**_IMPORTERS, **_third_party("gym_trace.importers", _IMPORTERS)}
 
 
 def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
     """Return an exporter with these options. Raises InvalidOption, MissingExtra."""
-    return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
+    return cast(Exporter, _configured(name, _loaded(name, exporters(), "export to"), options))
 
 
 def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
     """Return an importer with these options. Raises InvalidOption, MissingExtra."""
-    return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options))
+    return cast(Importer, _configured(name, _loaded(name, importers(), "import from"), options))
 
 
-def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
-    known = _options(made)
+def _configured(name: str, format_class: Any, options: Mapping[str, Any]) -> Any:
+    known = _options(format_class)
     if unknown := [option for option in options if option not in known]:
         hint = f"choose from {', '.join(known)}" if known else "it takes no options"
         raise InvalidOption(f"{name} has no option {unknown[0]!r}; {hint}")
-    return made(**options)
+    return format_class(**options)
 
 
-def _options(made: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(made)] if dataclasses.is_dataclass(made) else []
+def _options(format_class: Any) -> list[str]:
+    is_dataclass = dataclasses.is_dataclass(format_class)
+    return [field.name for field in dataclasses.fields(format_class)] if is_dataclass else []
 
 
 def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
-    """Return the importer of the format that path looks like, if possible one that has these options.
+    """Return the importer whose format path looks like; among several, one that has these options.
 
     Raises TraceNotFound, MissingExtra, InvalidOption.
     """
     missing: dict[str, MissingExtra] = {}
-    other = {}
+    without_options = {}
     if not path.exists():
         raise TraceNotFound(f"{path}: not found")
-    for name in sorted(importers(), key=lambda name: name == _LAST):
+    for name in sorted(importers(), key=lambda name: name == _LAST_TO_DETECT):
         try:
-            made = _loaded(name, importers(), "import from")
+            importer_class = _loaded(name, importers(), "import from")
         except MissingExtra as error:
             missing[name] = error
             continue
-        if not set(options) <= set(_options(made)):
-            other[name] = made
+        if not set(options) <= set(_options(importer_class)):
+            without_options[name] = importer_class
             continue
-        importer = cast(Importer, made(**options))
+        importer = cast(Importer, importer_class(**options))
         if importer.recognises(path):
             return importer
-    for name, made in other.items():
-        if made().recognises(path):
-            _made(name, made, options)  # raises for the unknown option
+    for name, importer_class in without_options.items():
+        if importer_class().recognises(path):
+            _configured(name, importer_class, options)  # raises for the unknown option
     if path.is_dir() and find_writers(LocalStorage(path)):
         raise TraceNotFound(f"{path}: already a trace; open it directly")
-    alone = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
+    export_only = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
     raise TraceNotFound(
         f"{path}: unknown format{_unchecked(missing)}; pass --from FORMAT (format=), one of "
-        f"{', '.join(importers())}. Exports as {alone} cannot be imported"
+        f"{', '.join(importers())}. Exports as {export_only} cannot be imported"
     )
 
 
 def _unchecked(missing: Mapping[str, MissingExtra]) -> str:
-    """Return which formats could not be tried, and what to install for them."""
+    """Return text about formats that could not be tried, and what to install for them."""
     if not missing:
         return ""
     absent = [name for name, error in missing.items() if isinstance(error.__cause__, ModuleNotFoundError)]
@@ -160,10 +161,10 @@ def _unchecked(missing: Mapping[str, MissingExtra]) -> str:
     return f"; formats not checked, as their packages are missing: {', '.join(missing)}: {'; '.join(hints)}"
 
 
-def _of_others(group: str, ours: Mapping[str, FormatEntry]) -> dict[str, FormatEntry]:
-    found = {one.name: one for one in entry_points(group=group) if one.name not in ours}
-    packages = {name: "another package" if one.dist is None else one.dist.name for name, one in found.items()}
-    return {name: FormatEntry(one.value, "", f"of {printable(packages[name])}") for name, one in found.items()}
+def _third_party(group: str, ours: Mapping[str, FormatEntry]) -> dict[str, FormatEntry]:
+    points = {point.name: point for point in entry_points(group=group) if point.name not in ours}
+    packages = {name: "another package" if point.dist is None else point.dist.name for name, point in points.items()}
+    return {name: FormatEntry(point.value, "", f"of {printable(packages[name])}") for name, point in points.items()}
 
 
 def _loaded(name: str, entries: Mapping[str, FormatEntry], doing: str) -> Any:
@@ -174,9 +175,9 @@ def _loaded(name: str, entries: Mapping[str, FormatEntry], doing: str) -> Any:
         hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(entries)}"
         raise InvalidOption(f"{name!r}: unknown format to {doing}; {hint}")
     entry = entries[name]
-    module, _, made = entry.where.partition(":")
+    module, _, class_name = entry.where.partition(":")
     try:
-        return getattr(importlib.import_module(module), made)
+        return getattr(importlib.import_module(module), class_name)
     except _UNUSABLE as error:
         root = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
         if root == "gym_trace" or (not entry.extra and module.partition(".")[0] == "gym_trace"):

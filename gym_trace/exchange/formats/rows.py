@@ -1,4 +1,4 @@
-"""Rows for importers: in portions, placeholders for missing ones, and spaces that a format does not store."""
+"""Helpers of importers: rows in portions, infos from columns, and spaces for values of any type."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _LONGEST_TEXT = 1 << 16
 ANY_TEXT: PlainSpace = {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
 
 
-def led_to(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Turn observations before steps into those that the steps led to, as NewSteps has them.
+def after_steps(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Turn observations before steps into those after steps, as NewSteps has them.
 
-    parts: the observations before some steps of an episode, and whatever goes along; at the end the final observation,
-    one row, and None. The observation before the first step is in the first part.
+    parts: observations before some steps of an episode, and anything that goes along; at the end the final
+    observation, one row, and None. The first yielded rows have the observation before the first step in front.
     """
-    lead = 0
-    for (rows, part), (following, _) in pairwise(parts):
-        yield joined(cut(rows, lead), cut(following, 0, 1)), part
-        lead = 1
+    begin = 0
+    for (rows, extra), (next_rows, _) in pairwise(parts):
+        yield joined(cut(rows, begin), cut(next_rows, 0, 1)), extra
+        begin = 1
 
 
 class RowQueue:
-    """Blocks of rows, to take any number of rows in order. blocks: number of rows, and a tree."""
+    """Queue of blocks of rows, from which any number of rows is taken in order. blocks: (number of rows, tree)."""
 
     def __init__(self, blocks: Iterator[tuple[int, Any]]):
         self._blocks = blocks
@@ -48,13 +48,13 @@ class RowQueue:
         return False
 
     def take(self, most: int) -> tuple[int, Any]:
-        """Take the next rows: how many, from one to `most`, and a tree of them. is_over() must be False."""
+        """Remove and return the next rows: their number, 1 to `most`, and a tree. is_over() must be False."""
         begin, self._at = self._at, min(self._count, self._at + most)
         return self._at - begin, cut(self._block, begin, self._at)
 
 
 def named(names: Sequence[str], most: int = 10) -> str:
-    """Return the first names in words, and how many more there are."""
+    """Return the first names as text, and the number of the others."""
     return printable(", ".join(names[:most]))[:1000] + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
@@ -64,13 +64,13 @@ def custom(description: str) -> PlainSpace:
 
 
 def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
-    """Return the infos of some steps. columns: one row per step, by the path of keys."""
+    """Return the infos of some steps. columns: one row per step, by path."""
     rows = {path: list(values) for path, values in columns.items()}
     return [info_of({path: values[i] for path, values in rows.items()}) for i in range(count)]
 
 
 def first_writer(about: str) -> tuple[dict[str, Any], Layouts]:
-    """Return schema and layouts of the first writer in ExportSource.about. Raises UnreadableRecording."""
+    """Return schema and layouts of the first writer. about: text of ExportSource. Raises UnreadableRecording."""
     for schema in read_about(about)["writers"].values():
         try:
             return schema, WriterSchema.of(schema).layouts

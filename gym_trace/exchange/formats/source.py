@@ -1,4 +1,4 @@
-"""A trace as exporters read it."""
+"""ExportSource: what exporters read."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, REPEATED, Scan
 from gym_trace.playback.trace import Trace
 
-_IDENTITIES = 1024  # made together
-Progress = Callable[[int, int], None]  # steps done, steps in all
+_IDENTITIES_AT_ONCE = 1024
+Progress = Callable[[int, int], None]  # (steps done, total steps)
 
 
 class ExportSource:
@@ -42,8 +42,8 @@ class ExportSource:
         running: number of episodes still being recorded, which are skipped.
         steps: total number of steps.
         layouts: layouts of observations and actions, the same for all episodes.
-        finals: what the source gives for unknown final observations; see Exporter.
-        branch_prefix: (episodes,) number of first steps that are left out, as they repeat the episode branched from.
+        finals: treatment of unknown final observations; see Exporter.
+        branch_prefix: (episodes,) number of first steps to leave out, as they repeat the episode branched from.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ExportSource:
         finals: str = REPEATED,
         keeps_branch_prefix: bool = False,
     ):
-        """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
+        """Raises InvalidOption if there is no episode, or spaces differ between writers; CorruptTrace."""
         self.finals, self._keeps_branch_prefix = finals, keeps_branch_prefix
         self.trace = finished_view(trace)
         self.running = len(trace) - len(self.trace)
@@ -62,11 +62,11 @@ class ExportSource:
         self.branch_prefix = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_branch_prefix)
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
-        self._identities: tuple[int, list[str]] = -1, []  # first index, identities from there on
+        self._identities: tuple[int, list[str]] = -1, []  # index of an episode; identities from this episode on
 
     @cached_property
     def episodes(self) -> Array:
-        """The table of the episodes, as trace.episodes, with the steps that are exported."""
+        """Return trace.episodes with the counts and returns of the exported steps."""
         table = self.trace.episodes
         if self.branch_prefix.any():
             table = table.copy()
@@ -85,7 +85,7 @@ class ExportSource:
 
     @cached_property
     def _is_terminated(self) -> Array:
-        """Return (episodes,) bool: the terminated flag of the last step."""
+        """Return (episodes,) bool: the terminated flag of the last step of each."""
         writers, rows = self.trace.content["writer"], self.trace.rows
         found = np.zeros(len(writers), np.bool_)
         for number in np.unique(writers).tolist():
@@ -94,12 +94,12 @@ class ExportSource:
         return found
 
     def lost_branch_prefix(self) -> str:
-        """Return the loss of steps that repeat the episode branched from; "" without any."""
+        """Describe the loss of steps that repeat the episode branched from; "" without any."""
         count = int(self.branch_prefix.sum())
         return f"{count:,} steps that repeat the episode branched from are left out" if count else ""
 
     def unknown_finals(self) -> str:
-        """Return the loss by unknown final observations; "" if the format can store it, or there are no such ones."""
+        """Describe the loss by unknown final observations; "" without any, or if the format can mark them."""
         unknown = ~self.trace.content["has_final_observation"] & (self.trace.content["steps"] > 0)
         if self.finals == KEPT or not unknown.any():
             return ""
@@ -107,9 +107,9 @@ class ExportSource:
         text = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
         if self.finals == REPEATED:
             return f"{text}: the previous one is repeated"
-        left = f"the last step of {count - ended:,}, not terminated, is omitted" if count > ended else ""
-        kept = f"in {ended:,}, terminated, the previous one is repeated" if ended else ""
-        return f"{text}: {'; '.join(filter(None, (left, kept)))}"
+        omitted = f"the last step of {count - ended:,}, not terminated, is omitted" if count > ended else ""
+        repeated = f"in {ended:,}, terminated, the previous one is repeated" if ended else ""
+        return f"{text}: {'; '.join(filter(None, (omitted, repeated)))}"
 
     @property
     def observation_space(self) -> Any:
@@ -123,17 +123,17 @@ class ExportSource:
 
     @property
     def plain_spaces(self) -> tuple[Any, Any]:
-        """Both as plain data (docs/FORMAT.md, section 5)."""
+        """Return both spaces as plain data (docs/FORMAT.md, section 5)."""
         return self._agreed[0].schema["observation_space"], self._agreed[1].schema["action_space"]
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Facts of the environment: id, spec (JSON), wrappers, class; of the first writer."""
+        """Return id, spec (JSON), wrappers and class of the environment of the first writer."""
         return having_episodes(self.trace)[0].env_spec
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Facts of the trace: author, license, description, tags …"""
+        """Return the facts of the trace: author, license, description, tags …"""
         return self.trace.facts
 
     @cached_property
@@ -146,43 +146,42 @@ class ExportSource:
         index = episode.index
         if len(episode) != self.trace.content["steps"][index]:
             return identity.identity(episode, self.episodes[index], bool(self.is_part[index]))
-        begin = index - index % _IDENTITIES
+        begin = index - index % _IDENTITIES_AT_ONCE
         if self._identities[0] != begin:
-            places = np.arange(begin, min(begin + _IDENTITIES, len(self.trace)))
-            self._identities = begin, identity.identities(self.trace, places, self.is_part)
+            indices = np.arange(begin, min(begin + _IDENTITIES_AT_ONCE, len(self.trace)))
+            self._identities = begin, identity.identities(self.trace, indices, self.is_part)
         return self._identities[1][index - begin]
 
-    def identities(self, places: Array) -> list[str]:
-        """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
-        if self.branch_prefix[places].any():
-            episodes = (self.trace[place][int(self.branch_prefix[place]) :] for place in places.tolist())
+    def identities(self, indices: Array) -> list[str]:
+        """Return identity() of the episodes at these indices, faster. Raises CorruptTrace."""
+        if self.branch_prefix[indices].any():
+            episodes = (self.trace[index][int(self.branch_prefix[index]) :] for index in indices.tolist())
             return [self.identity(episode) for episode in episodes]
-        return identity.identities(self.trace, places, self.is_part)
+        return identity.identities(self.trace, indices, self.is_part)
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    # -- columns and flags ---------------------------------------------------------------------------------------------
 
     @cached_property
     def is_part(self) -> Array:
         """Return (episodes,) bool: True for parts of episodes, whose other steps were filtered out."""
         whole = self.trace.whole.content
-        part = whole["first_step"] > 0
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
-        _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        part |= counts[places.reshape(-1)] > 1
-        found: Array = part[self.trace.chosen] | (self.branch_prefix > 0)
-        return found
+        _, key_indices, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        is_part = (whole["first_step"] > 0) | (counts[key_indices.reshape(-1)] > 1)
+        exported: Array = is_part[self.trace.chosen] | (self.branch_prefix > 0)
+        return exported
 
     @cached_property
     def forms(self) -> dict[Path, RowType | None]:
-        """Return the form of the rows of each column; None: arbitrary values, or forms that cannot be joined.
+        """Return the RowType of each column; None: arbitrary values, or types that no RowType can hold.
 
-        The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
+        Paths: ("observations", …) and ("actions", …), one per leaf, ("rewards",), ("infos",), ("annotations", name).
         Reads the headers of chunks, not their rows. Raises CorruptTrace.
         """
         return row_types(self.trace)
 
     def form_of_rewards(self) -> RowType | None:
-        """Return the form of the rewards; numbers of several types are float64, as Episode.rewards gives them."""
+        """Return the RowType of the rewards; numbers of several types are float64, as in Episode.rewards."""
         form = self.forms["rewards",]
         columns = (window.columns["rewards",] for window in (self.survey("rewards") if form is None else ()))
         if form is None and all(rows.ndim == 1 and rows.dtype.kind in "biuf" for rows in columns):
@@ -208,24 +207,24 @@ class ExportSource:
         """Yield the steps of all episodes in order, some at a time; each episode has at least one window.
 
         columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
-        of them ("observations/image"); none: all that there are. Raises CorruptTrace; InvalidOption where rows do not
-        have the structure of their space, unless checked is False.
+        of them ("observations/image"); none: all. Raises CorruptTrace; InvalidOption for rows that lack the structure
+        of their space, unless checked is False.
         """
         leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
         for window in self.survey(*columns):
-            others = [path for path in window.columns if path[0] in ("observations", "actions") and path not in leaves]
-            if checked and others:
+            unlike = [path for path in window.columns if path[0] in ("observations", "actions") and path not in leaves]
+            if checked and unlike:
                 raise InvalidOption("some values lack the structure of their space; cannot export")
             yield window
             self.advance(window.steps)
 
     def survey(self, *columns: str) -> Iterator[Window]:
-        """Yield what windows() does, but values of any structure too, to look at columns before they are written."""
+        """Yield as windows() does, unchecked and without progress: to survey columns before they are written."""
         selection = select_columns(self.trace, columns or None)
         return step_windows(self.trace, selection, finals=self.finals, prefix=self._keeps_branch_prefix)
 
     def runs(self, *columns: str) -> Scan:
-        """Return a scan of the steps, of many episodes at once; the caller must call advance()."""
+        """Return a Scan of the steps, with many episodes per block; the caller must call advance()."""
         selected = select_columns(self.trace, columns or None).columns
         return Scan(self.trace.content, selected, order=EPISODE, finals=self.finals, prefix=self._keeps_branch_prefix)
 
@@ -239,7 +238,7 @@ class ExportSource:
             yield episode, observations
 
     def advance(self, steps: int) -> None:
-        """Report progress: these steps are written. windows() calls it itself."""
+        """Report that these steps are written. windows() calls this itself."""
         self._done += steps
         if self._on_progress is not None:
             self._on_progress(min(self._done, self.steps), self.steps)

@@ -60,9 +60,9 @@ def test_each_defect_shows_in_a_trace_that_exporters_are_given(zoo: dict[str, Pa
         (Narrow(), "vectors", "rewards: float32, where it should be float64"),
         (Forgetful(), "vectors", "observations: 9 rows, where there should be 10"),
         (OneFlag(), "vectors", "terminations, step 11 of 12: True, where it should be False"),
-        (Leftover(), "vectors", "an interrupt leaves"),
+        (Leftover(), "vectors", "an interrupted export leaves"),
         (Silent(), "vectors", "progress ends with"),
-        (Sorting(), "vectors", "episode 0 of those that were loaded"),
+        (Sorting(), "vectors", "loaded episode 0"),
     ],
     ids=lambda value: getattr(type(value), "__name__", ""),
 )

@@ -414,8 +414,8 @@ def test_a_small_parquet_file_of_one_enormous_value_is_not_read(
     pq.write_table(forged.replace_schema_metadata(table.schema.metadata), file, compression="zstd")
     assert file.stat().st_size < 64 << 10
     assert "too many lists, maps and numbers" in refusal(out)
-    monkeypatch.setattr("gym_trace.exchange.formats.foreign._SLACK", 1 << 20)
-    monkeypatch.setattr("gym_trace.exchange.formats.foreign._MOST_RATIO", 64)
+    monkeypatch.setattr("gym_trace.exchange.formats.foreign._FREE_BYTES", 1 << 20)
+    monkeypatch.setattr("gym_trace.exchange.formats.foreign._BYTES_PER_BYTE", 64)
     assert "too much memory for a file" in refusal(out)
 
 
@@ -423,7 +423,7 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(pa.table({"item": pa.nulls(1 << 20, pa.binary())}), tmp_path / "a.parquet")
-    monkeypatch.setattr("gym_trace.exchange.formats.foreign._MOST_ROWS", 16)
+    monkeypatch.setattr("gym_trace.exchange.formats.foreign._ROWS_PER_BYTE", 16)
     assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "table")
 
 
@@ -457,7 +457,7 @@ def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypa
     table = pa.table({"observation": ones, "action": ones, "reward": ones, "done": ones.astype(bool)})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
     assert gym_trace.import_trace(tmp_path / "a.parquet", tmp_path / "again").episodes == 1 << 15
-    monkeypatch.setattr("gym_trace.exchange.formats.foreign._FEW", 1 << 10)
+    monkeypatch.setattr("gym_trace.exchange.formats.foreign._FREE_ROWS", 1 << 10)
     assert "episodes, for which it is too small" in refusal(tmp_path / "a.parquet")
 
 
@@ -559,7 +559,7 @@ def test_arrays_that_d4rl_does_not_have_become_annotations_or_are_named(tmp_path
     [episode] = gym_trace.open_trace(tmp_path / "trace")
     assert episode.annotations["returns"].tolist() == [*range(10)]
     assert list(episode.annotations["words"]) == ["a"] * 10
-    told = "; ".join(report.notes)
+    told = "; ".join(report.warnings)
     assert "become annotations: returns, words" in told
     assert "infos/short, elsewhere, weights, metadata/policy/bias" in told
     assert "algorithm" not in told

@@ -144,7 +144,7 @@ def test_imports_of_foreign_datasets_invent_nothing(tmp_path: Path, foreign: Pat
     back, trace = gym_trace.open_trace(tmp_path / "back"), gym_trace.open_trace(tmp_path / "trace")
     assert [episode.outcome for episode in back] == ["terminated", "truncated", "truncated"]
     assert {episode.seed for episode in back} == {None}
-    assert any("no final observations" in note for note in report.notes)
+    assert any("no final observations" in text for text in report.warnings)
     for one, other in zip(trace, back):
         observed = other.observations["state"]
         assert observed[:-1].tobytes() == one.observations["state"][:-1].tobytes()
@@ -213,7 +213,7 @@ def test_a_dataset_changed_since_its_export_reads_as_a_foreign_one(tmp_path: Pat
     kept = tmp_path / "out" / "meta" / "gym_trace" / "about.json"
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "frames": 99}))
     report = gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
-    assert "changed since" in report.notes[0]
+    assert "changed since" in report.warnings[0]
 
 
 def with_info(out: Path, **changes: Any) -> None:

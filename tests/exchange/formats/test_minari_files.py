@@ -222,7 +222,7 @@ def test_a_data_set_that_says_nothing_of_its_spaces_has_the_widest(tmp_path: Pat
     trace = gym_trace.open_trace(tmp_path / "back")
     assert trace.observation_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
     assert [episode.seed for episode in trace][:2] == [7, None]
-    assert any("no spaces" in note for note in report.notes)
+    assert any("no spaces" in text for text in report.warnings)
 
 
 def test_groups_that_are_in_themselves_are_refused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_several_environments_are_distinguished_with_a_warning(tmp_path: Path) -
     assert [sum(group["episode_lengths"]) for group in old["groups"]] == [155, 1000]
     assert old["episode_lengths"] == old["groups"][0]["episode_lengths"]
     report = import_trace(MONITOR / "commingled", tmp_path / "t")
-    assert "each process is a writer of its own" in report.notes[-1]
+    assert "each process is a writer of its own" in report.warnings[-1]
     with pytest.warns(UserWarning, match="2 environments"):
         new = results(tmp_path / "t")
     without_files = [{key: value for key, value in group.items() if key != "manifests"} for group in old["groups"]]
@@ -92,7 +92,7 @@ def test_videos_are_copied_and_found_again(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "old" / "gone.mp4").symlink_to(tmp_path / "secret")
     report = import_trace(tmp_path / "old", tmp_path / "t")
-    assert [note for note in report.notes if "missing" in note] == [
+    assert [text for text in report.warnings if "missing" in text] == [
         f"the video {name} is missing; the statistics are imported" for name in pairs[1]
     ]
     assert report.videos == pairs[0]

@@ -206,11 +206,11 @@ def test_shards_have_the_names_of_their_template(tmp_path: Path, template: str, 
     path = foreign_rlds.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3, **made)
     report = gym_trace.import_trace(path, tmp_path / "trace")
     assert (report.episodes, report.steps) == (3, 9)
-    assert not any("does not list" in note for note in report.notes)
+    assert not any("does not list" in text for text in report.warnings)
     if template == SEQUENTIAL:
         (path / "robot-train.tfrecord-00001").touch()
         report = gym_trace.import_trace(path, tmp_path / "again")
-        assert any(note.startswith("robot-train.tfrecord-00001 skipped") for note in report.notes)
+        assert any(text.startswith("robot-train.tfrecord-00001 skipped") for text in report.warnings)
 
 
 @pytest.mark.parametrize("template", ["../{SHARD_INDEX}", "{OTHER}", "{SHARD_INDEX:>99}", ".", 3])
@@ -251,14 +251,16 @@ def test_last_steps_with_an_action_and_a_reward_are_steps(tmp_path: Path) -> Non
     assert [episode.actions[:, 0].tolist() for episode in trace] == [[1, 1, 1, 7]] * 3
     assert [episode.rewards.tolist() for episode in trace] == [[1, 1, 1, 7]] * 3
     assert [(episode.outcome, episode.has_final_observation) for episode in trace] == [("terminated", False)] * 3
-    assert [note for note in report.notes if "in 3 of the first 3 episodes" in note and "last_step=observation" in note]
+    assert [
+        text for text in report.warnings if "in 3 of the first 3 episodes" in text and "last_step=observation" in text
+    ]
 
 
 def test_last_steps_of_zeros_are_final_observations(tmp_path: Path) -> None:
     report = gym_trace.import_trace(robot_data(tmp_path, 0), tmp_path / "trace")
     trace = gym_trace.open_trace(tmp_path / "trace")
     assert [(len(episode), episode.has_final_observation) for episode in trace] == [(3, True)] * 3
-    assert not any("last step" in note for note in report.notes)
+    assert not any("last step" in text for text in report.warnings)
 
 
 @pytest.mark.parametrize(("chosen", "steps"), [("step", 4), ("observation", 3)])
@@ -266,7 +268,7 @@ def test_the_user_can_define_last_steps(tmp_path: Path, chosen: str, steps: int)
     report = gym_trace.import_trace(robot_data(tmp_path, 7), tmp_path / "trace", last_step=chosen)
     trace = gym_trace.open_trace(tmp_path / "trace")
     assert [(len(episode), episode.has_final_observation) for episode in trace] == [(steps, steps == 3)] * 3
-    assert any("last_step=step" in note for note in report.notes) == (chosen == "observation")
+    assert any("last_step=step" in text for text in report.warnings) == (chosen == "observation")
     with pytest.raises(InvalidOption, match="auto, observation, step"):
         gym_trace.import_trace(tmp_path / "robot", tmp_path / "no", last_step="none")
     with pytest.raises(InvalidOption, match="rlds has no option 'last'; choose from last_step"):

@@ -182,7 +182,7 @@ def test_the_output_of_cat_can_be_imported(tmp_path: Path) -> None:
     selection = select_columns(trace, None)
     (tmp_path / "printed").write_text("".join(json_lines(step_windows(trace, selection), selection)))
     report = import_trace(tmp_path / "printed", tmp_path / "back")
-    assert "printed, not exported" in report.notes[0]
+    assert "printed, not exported" in report.warnings[0]
     for ours, theirs in zip(trace, open_trace(tmp_path / "back"), strict=True):
         assert ours.observations["camera"].tobytes() == theirs.observations["camera"].tobytes()
         assert ours.rewards.tobytes() == theirs.rewards.tobytes()

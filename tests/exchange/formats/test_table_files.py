@@ -67,7 +67,7 @@ def test_a_table_with_usual_names_is_imported_as_it_is(
     monkeypatch.setattr("gym_trace.exchange.formats.parquet.tables._MOST_ROWS", rows)
     report = import_trace(written(tmp_path / "a.parquet", **usual(lap=ACTIONS)), tmp_path / "t")
     assert (report.format, report.episodes, report.steps) == ("table", 2, ROWS)
-    assert any("observations from observation, actions from action" in note for note in report.notes)
+    assert any("observations from observation, actions from action" in text for text in report.warnings)
     first, second = open_trace(tmp_path / "t")
     assert (first.outcome, second.outcome) == ("terminated", "truncated")
     assert np.array_equal(first.observations[:-1], STATES[:3])

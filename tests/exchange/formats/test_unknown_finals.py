@@ -281,7 +281,7 @@ def test_d4rl_without_next_observations_has_no_final_ones(tmp_path: Path) -> Non
     report = import_trace(tmp_path / "data.hdf5", tmp_path / "trace")
     trace = open_trace(tmp_path / "trace")
     assert finals(trace) == [False] * 3
-    assert any("has_final_observation is False" in note for note in report.notes)
+    assert any("has_final_observation is False" in text for text in report.warnings)
     for batch in trace.transitions(9, replacement=False):
         assert (batch["next_observations"] == 1).all()
 

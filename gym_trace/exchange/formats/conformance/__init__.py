@@ -8,11 +8,11 @@
             yield Loaded(table.obs, table.act, table.rew, table.terminated, table.truncated, seed=table.seed)
 
     def test_tables(tmp_path):
-        refused = check_exporter(TablesExporter(), load, tmp_path)
-        assert not refused
+        rejected = check_exporter(TablesExporter(), load, tmp_path)
+        assert not rejected
 
-It exports small traces of every kind, reads them with load, and compares the result with the trace: all of it must be
-there, bit for bit, except for the losses that the exporter reports.
+check_exporter() exports small traces of every kind, reads them with load, and compares the result with the trace. They
+must be equal, bit for bit, except for the losses that the exporter reports.
 """
 
 from gym_trace.exchange.formats.conformance.checks import check_export, check_exporter, check_importer, check_round_trip

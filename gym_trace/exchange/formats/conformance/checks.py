@@ -1,4 +1,4 @@
-"""The checks of an exporter and an importer."""
+"""Checks of exporters and importers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.scan import REPEATED
 from gym_trace.playback.trace import Trace, as_trace, open_trace
 
-_SAME_ROWS = ("lane", "episode_id", "first_step", "steps", "seed", "start_time", "has_final_observation")
+_SAME_COLUMNS = ("lane", "episode_id", "first_step", "steps", "seed", "start_time", "has_final_observation")
 Load = Callable[[Path], Iterable[Loaded]]
 
 
@@ -34,12 +34,12 @@ def check_exporter(
     only: Collection[str] = (),
     run_how_to_load: bool = True,
 ) -> dict[str, str]:
-    """Export traces of every kind, and compare what load returns with them.
+    """Export traces of every kind, load them, and compare.
 
     Args:
         load: yields the episodes of an export, with the usual package for the format.
         directory: an empty output directory.
-        suffix: of the output, if the format needs one: ".h5".
+        suffix: of the output, if the format needs one, such as ".h5".
         only: names of the traces (see zoo.py); empty: all.
         run_how_to_load: run how_to_load of one export in a separate Python process.
 
@@ -48,28 +48,28 @@ def check_exporter(
 
     Raises AssertionError if the exporter violates the contract.
     """
-    _check_itself(exporter)
+    _check_class(exporter)
     traces = make_zoo(directory / "traces", only)
-    refused: dict[str, str] = {}
+    rejected: dict[str, str] = {}
     for name, trace in traces.items():
         out = directory / f"{name}{suffix}"
         try:
             report = check_export(exporter, load, trace, out)
         except InvalidOption as error:
-            _must(not out.exists(), f"{name} was refused, but something was written")
-            refused[name] = str(error)
+            _must(not out.exists(), f"{name}: the exporter rejected it, but wrote something")
+            rejected[name] = str(error)
             continue
         _check_strict(exporter, trace, directory / f"{name}-strict{suffix}", report)
         if run_how_to_load:
             _check_how_to_load(report, directory)
             run_how_to_load = False
-    chosen = [name for name in traces if name not in refused]
-    _must(bool(chosen), f"{exporter.name} refuses every trace: {refused}")
+    chosen = [name for name in traces if name not in rejected]
+    _must(bool(chosen), f"{exporter.name} rejects every trace: {rejected}")
     whole = as_trace(traces[chosen[0]])
-    view = whole[list(range(len(whole)))[::-2]]  # is exported in its own order
+    view = whole[list(range(len(whole)))[::-2]]  # must be exported in its own order
     check_export(exporter, load, view, directory / f"selected{suffix}")
     _check_interrupted(exporter, traces[chosen[0]], directory / "interrupted", suffix)
-    return refused
+    return rejected
 
 
 def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out: Path) -> ExportReport:
@@ -77,45 +77,46 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
 
     Raises AssertionError; InvalidOption if the exporter rejects the trace.
     """
-    told: list[tuple[int, int]] = []
-    report = export(trace, out, exporter, on_progress=lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    report = export(trace, out, exporter, on_progress=lambda done, total: progress.append((done, total)))
     source = ExportSource(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
     name = source.trace.directory.name
     problem = difference(source, load(report.path), {loss.what for loss in report.lost})
     _must(not problem, f"{exporter.name}, {name}: {problem}; reported losses: {[loss.what for loss in report.lost]}")
-    _must(not source.steps or told[-1:] == [(source.steps, source.steps)], f"{name}: progress ends with {told[-1:]}")
+    is_complete = progress[-1:] == [(source.steps, source.steps)]
+    _must(is_complete or not source.steps, f"{name}: progress ends with {progress[-1:]}")
     for loss in report.lost:
-        _must(loss.what in LOSSES, f"{name}: a loss of {loss.what!r}, not in contract.LOSSES")
-        _must(loss.why.isprintable() and loss.why.strip() == loss.why != "", f"{name}: no sentence: {loss.why!r}")
+        _must(loss.what in LOSSES, f"{name}: unknown loss {loss.what!r}; use one of contract.LOSSES")
+        _must(loss.why.isprintable() and loss.why.strip() == loss.why != "", f"{name}: not a sentence: {loss.why!r}")
     return report
 
 
-def _must(true: bool, otherwise: str) -> None:
-    if not true:
-        raise AssertionError(otherwise)
+def _must(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
 
 
-def _check_itself(exporter: Any) -> None:
-    made = type(exporter)
-    is_frozen = getattr(getattr(made, "__dataclass_params__", None), "frozen", False)
-    _must(is_frozen, f"{made.__name__} must be a frozen dataclass")
-    _must(bool((made.__doc__ or "").strip()), f"{made.__name__} has no docstring")
-    _must(exporter.makes in ("directory", "file"), f"it makes {exporter.makes!r}, neither a directory nor a file")
-    _must(exporter.name.replace("-", "_").isidentifier(), f"no name to be asked for by: {exporter.name!r}")
+def _check_class(exporter: Any) -> None:
+    cls = type(exporter)
+    is_frozen = getattr(getattr(cls, "__dataclass_params__", None), "frozen", False)
+    _must(is_frozen, f"{cls.__name__} must be a frozen dataclass")
+    _must(bool((cls.__doc__ or "").strip()), f"{cls.__name__} has no docstring")
+    _must(exporter.makes in ("directory", "file"), f"makes={exporter.makes!r}: must be 'directory' or 'file'")
+    _must(exporter.name.replace("-", "_").isidentifier(), f"name={exporter.name!r}: must be an identifier")
 
 
 def _check_strict(exporter: Exporter, trace: Path, out: Path, report: ExportReport) -> None:
-    """Check that strict raises exactly where something is lost, and writes nothing then."""
+    """Check that strict raises if and only if there are losses, and then writes nothing."""
     if not report.lost:
         export(trace, out, exporter, strict=True)
         return
     try:
         export(trace, out, exporter, strict=True)
     except InvalidOption as error:
-        _must(report.lost[0].why in str(error), f"strict does not say what is lost: {error}")
-        _must(not out.exists(), "strict has written something")
+        _must(report.lost[0].why in str(error), f"strict: the error does not name the loss: {error}")
+        _must(not out.exists(), "strict: wrote something despite a loss")
     else:
-        raise AssertionError(f"strict, and it lost {report.lost[0]}")
+        raise AssertionError(f"strict: no error despite a loss: {report.lost[0]}")
 
 
 def _check_interrupted(exporter: Exporter, trace: Path, directory: Path, suffix: str) -> None:
@@ -129,19 +130,19 @@ def _check_interrupted(exporter: Exporter, trace: Path, directory: Path, suffix:
     try:
         export(trace, out, exporter, on_progress=interrupt)
     except KeyboardInterrupt:
-        _must(not os.listdir(directory), f"an interrupt leaves {os.listdir(directory)}")
+        _must(not os.listdir(directory), f"an interrupted export leaves {os.listdir(directory)}")
     else:
-        raise AssertionError("continued despite an interrupt")
+        raise AssertionError("the export continued after an interrupt")
     export(trace, out, exporter)
 
 
 def _check_how_to_load(report: ExportReport, directory: Path) -> None:
     """Run how_to_load in another directory."""
-    said = report.how_to_load
+    code = report.how_to_load
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", said], cwd=directory, capture_output=True, text=True, timeout=600
+        [sys.executable, "-W", "ignore", "-c", code], cwd=directory, capture_output=True, text=True, timeout=600
     )
-    _must(done.returncode == 0, f"how_to_load fails: {said!r}: {done.stderr[-2000:]}")
+    _must(done.returncode == 0, f"how_to_load fails: {code!r}: {done.stderr[-2000:]}")
 
 
 # -- importers --------------------------------------------------------------------------------------------------------
@@ -150,26 +151,26 @@ def _check_how_to_load(report: ExportReport, directory: Path) -> None:
 def check_importer(
     exporter: Exporter, importer: Importer, directory: Path, *, suffix: str = "", only: Collection[str] = ()
 ) -> dict[str, str]:
-    """Export and import traces of every kind: everything but the reported losses must be restored.
+    """Export and import traces of every kind: all but the reported losses must be restored.
 
-    Arguments, result and errors as in check_exporter().
+    Arguments, result and errors are those of check_exporter().
     """
     traces = make_zoo(directory / "traces", only)
-    refused = {}
+    rejected = {}
     for name, trace in traces.items():
         try:
             check_round_trip(exporter, importer, trace, directory / f"{name}{suffix}", directory / f"{name}-back")
         except InvalidOption as error:
-            refused[name] = str(error)
-    _must(len(refused) < len(traces), f"{exporter.name} refuses every trace: {refused}")
+            rejected[name] = str(error)
+    _must(len(rejected) < len(traces), f"{exporter.name} rejects every trace: {rejected}")
     _check_recognises(importer, directory)
-    return refused
+    return rejected
 
 
 def check_round_trip(
     exporter: Exporter, importer: Importer, trace: Trace | str | Path, out: Path, back: Path
 ) -> list[str]:
-    """Export a trace to out, import it into back and compare. Return what is lost.
+    """Export a trace to `out`, import it into `back` and compare. Return what is lost.
 
     Raises AssertionError; InvalidOption if the exporter rejects the trace.
     """
@@ -177,48 +178,49 @@ def check_round_trip(
     name = source.trace.directory.name
     report = export(source.trace, out, exporter)
     lost = {loss.what for loss in report.lost}
-    _must(importer.recognises(out), f"{importer.name} does not recognise what {exporter.name} has written of {name}")
+    _must(importer.recognises(out), f"{importer.name} does not recognise the export of {name} by {exporter.name}")
     imported = import_trace(out, back, importer)
-    made = everything = open_trace(back)
+    restored = whole = open_trace(back)
     if "empty_episode" in lost:  # an importer may find more than the loader of the format does
-        made = made[made.episodes["steps"] > 0]
-    problem = difference(source, loaded_from(made, lost), {*lost, "identity"})
+        restored = whole[whole.episodes["steps"] > 0]
+    problem = difference(source, loaded_from(restored, lost), {*lost, "identity"})
     _must(not problem, f"{exporter.name} and back, {name}: {problem}; reported losses: {sorted(lost)}")
     counts = imported.episodes, imported.steps
-    _must(counts == (len(everything), source.steps), f"{name}: {counts} episodes and steps were reported")
+    _must(counts == (len(whole), source.steps), f"{name}: {counts} episodes and steps were reported")
     if "identity" not in lost:
-        _check_identity(source, made, lost, name)
+        _check_identity(source, restored, lost, name)
     return sorted(lost)
 
 
-def _check_identity(source: ExportSource, made: Trace, lost: set[str], name: str) -> None:
-    told = source.episodes
+def _check_identity(source: ExportSource, restored: Trace, lost: set[str], name: str) -> None:
+    exported = source.episodes
     if "empty_episode" in lost:
-        told = told[told["steps"] > 0]
-    ids, found = (
+        exported = exported[exported["steps"] > 0]
+    expected, writers = (
         [trace.writers[number] for number in table["writer"]]
-        for trace, table in ((source.trace, told), (made, made.episodes))
+        for trace, table in ((source.trace, exported), (restored, restored.episodes))
     )
-    _must(ids == found, f"{name}: of the writers {found}, where it should be {ids}")
-    for column in _SAME_ROWS:
-        one, other = told[column], made.episodes[column]
-        _must(np.array_equal(one, other), f"{name}: {column} {other}, where it should be {one}")
-    spaces = ExportSource(made).plain_spaces
+    _must(expected == writers, f"{name}: writers {writers}, where there should be {expected}")
+    for column in _SAME_COLUMNS:
+        values, rows = exported[column], restored.episodes[column]
+        _must(np.array_equal(values, rows), f"{name}: {column} {rows}, where it should be {values}")
+    spaces = ExportSource(restored).plain_spaces
     _must(source.plain_spaces == spaces, f"{name}: other spaces: {spaces}")
-    is_same = "facts" in lost or source.facts == made.facts
-    _must(is_same, f"{name}: facts {made.facts}, where there should be {source.facts}")
+    is_same = "facts" in lost or source.facts == restored.facts
+    _must(is_same, f"{name}: facts {restored.facts}, where there should be {source.facts}")
 
 
 def _check_recognises(importer: Importer, directory: Path) -> None:
-    """Check that it recognizes no other format."""
-    place = directory / "something-else"
-    place.mkdir()
+    """Check that the importer recognizes no other format."""
+    others = directory / "something-else"
+    others.mkdir()
     contents = {"empty": b"", "garbage": os.urandom(4096), "data.json": b"{}", "text.csv": b"a,b\n1,2\n"}
     for name, content in contents.items():
-        (place / name).write_bytes(content)
-    for path in (place, place / "missing", *place.iterdir(), next((directory / "traces").iterdir())):
+        (others / name).write_bytes(content)
+    for path in (others, others / "missing", *others.iterdir(), next((directory / "traces").iterdir())):
         try:
-            taken = importer.recognises(path)
+            is_recognised = importer.recognises(path)
         except (TraceError, OSError, ValueError) as error:
             raise AssertionError(f"{importer.name}.recognises({path}) raises {error!r}") from error
-        _must(not taken or path.name in ("data.json", "text.csv"), f"{importer.name} takes {path} for its own")
+        may_be = path.name in ("data.json", "text.csv")
+        _must(may_be or not is_recognised, f"{importer.name}.recognises({path}) is True, but it is another format")

@@ -1,4 +1,4 @@
-"""Comparison of what a loader gives with its trace."""
+"""Comparison of loaded episodes with those of the exported trace."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ class Loaded(NamedTuple):
     """An episode of N steps from the loader of a format. None for anything the format cannot hold.
 
     Attributes:
-        observations: N + 1 rows, N where the format does not keep the final one: an array, or dicts and tuples of
-            arrays as the space has them; of text, a list.
+        observations: N + 1 rows, N if the format lacks the final one: an array, a list of texts, or dicts and tuples
+            of these as in the space.
         actions, rewards: N rows.
         terminations, truncations: (N,) bool.
-        seed, options, reset_info, outcome: as the episode of the trace has them; where None, they are looked up in
-            the identity.
+        seed, options, reset_info, outcome: as in Episode; None: to be found in the identity.
         infos: N dicts. annotations: N rows, by name.
-        identity: the text that ExportSource.identity() gave.
+        identity: the text of ExportSource.identity().
     """
 
     observations: Any
@@ -57,113 +56,114 @@ def difference(source: ExportSource, loaded: Iterable[Loaded], lost: Collection[
 
     Args:
         loaded: the episodes, in their order.
-        lost: of what something may be lost (see contract.LOSSES).
-        only_steps: compare steps alone, not the facts of episodes.
+        lost: losses that are allowed (see contract.LOSSES).
+        only_steps: compare steps alone, without the metadata of episodes.
     """
     count = int(np.count_nonzero(source.episodes["steps"])) if "empty_episode" in lost else len(source.episodes)
-    wanted = (pair for pair in source.scan() if len(pair[0]) or "empty_episode" not in lost)
-    for number, (pair, one) in enumerate(zip_longest(wanted, loaded)):
-        if one is None:
-            return f"{count} episodes in the trace, and {number} that were loaded"
+    exported = (pair for pair in source.scan() if len(pair[0]) or "empty_episode" not in lost)
+    for number, (pair, candidate) in enumerate(zip_longest(exported, loaded)):
+        if candidate is None:
+            return f"{count} episodes in the trace, but {number} loaded"
         if pair is None:
-            return f"{count} episodes in the trace, and more that were loaded"
+            return f"{count} episodes in the trace, but more loaded"
         episode, observations = pair
         try:
-            _compare_steps(source, episode, observations, one, lost)
+            _compare_steps(source, episode, observations, candidate, lost)
             if not only_steps:
-                _compare_told(source, episode, one, lost)
+                _compare_metadata(source, episode, candidate, lost)
         except _Difference as found:
-            return f"episode {number} of those that were loaded: {found}"
+            return f"loaded episode {number}: {found}"
     return ""
 
 
 def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
-    """Return the episodes of a trace as a loader would. lost: losses of the previous format."""
+    """Yield the episodes of an imported trace as a loader would. lost: losses of the format it was imported from."""
     names = [name for name in Loaded._fields if name not in ("observations", "infos", "identity")]
     for episode in trace:
         observations = episode.observations
         if "final_observation" in lost:
             observations = cut(observations, 0, -1)
-        facts: dict[str, Any] = {name: getattr(episode, name) for name in names}
-        yield Loaded(observations, **facts, infos=infos_of(episode))
+        fields: dict[str, Any] = {name: getattr(episode, name) for name in names}
+        yield Loaded(observations, **fields, infos=infos_of(episode))
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
 def _compare_steps(
-    source: ExportSource, episode: Episode, observations: Any, one: Loaded, lost: Collection[str]
+    source: ExportSource, episode: Episode, observations: Any, candidate: Loaded, lost: Collection[str]
 ) -> None:
     count = len(episode)
     rows = {count + 1, count} if "final_observation" in lost else {count + 1}
-    _compare_tree(source, source.layouts.observations, "observations", observations, one, lost, rows)
-    _compare_tree(source, source.layouts.actions, "actions", episode.actions, one, lost, {count})
+    _compare_tree(source, source.layouts.observations, "observations", observations, candidate, lost, rows)
+    _compare_tree(source, source.layouts.actions, "actions", episode.actions, candidate, lost, {count})
     form = source.forms[("rewards",)]
-    _compare_rows(Leaf(("rewards",), np.dtype(np.float64), ()), form, episode.rewards, one.rewards, lost, {count})
-    _compare_flags(episode, one, lost, bool(source.is_part[episode.index]))
+    _compare_rows(Leaf(("rewards",), np.dtype(np.float64), ()), form, episode.rewards, candidate.rewards, lost, {count})
+    _compare_flags(episode, candidate, lost, bool(source.is_part[episode.index]))
 
 
 def _compare_tree(
-    source: ExportSource, layout: Layout, name: str, tree: Any, one: Loaded, lost: Collection[str], rows: set[int]
+    source: ExportSource, layout: Layout, name: str, tree: Any, candidate: Loaded, lost: Collection[str], rows: set[int]
 ) -> None:
-    said = getattr(one, name)
+    """Compare the leaves of observations or actions. rows: allowed numbers of rows."""
+    loaded = getattr(candidate, name)
     if "structure" not in lost or isinstance(layout, Leaf):
-        pairs = list(_paired(layout, tree, said, lost))
+        pairs = list(_paired(layout, tree, loaded, lost))
     else:
         expected = [(leaf, values) for leaf, values in zip(layout.leaves(), leaves_of(layout, tree, ()).values())]
         expected = [(leaf, values) for leaf, values in expected if leaf.dtype is not None or "text" not in lost]
-        found: list[Any] = []
-        mapped(found.append, said)
-        if len(found) == 1 < len(expected):  # a loader may return one vector for all
+        loaded_leaves: list[Any] = []
+        mapped(loaded_leaves.append, loaded)
+        if len(loaded_leaves) == 1 < len(expected):  # a loader may return one vector for all
             flat = [np.asarray(values).reshape(len(values), -1) for _, values in expected]
-            together = np.concatenate(flat, axis=1)
-            form = RowType(together.dtype, together.shape[1:])
-            _compare_rows(Leaf((name,), *form[:2]), form, together, found[0], lost, rows)
+            vectors = np.concatenate(flat, axis=1)
+            form = RowType(vectors.dtype, vectors.shape[1:])
+            _compare_rows(Leaf((name,), *form[:2]), form, vectors, loaded_leaves[0], lost, rows)
             return
-        if len(found) != len(expected):
-            raise _Difference(f"{name}: {len(expected)} leaves, but {len(found)} loaded")
-        pairs = [(leaf, values, other) for (leaf, values), other in zip(expected, found)]
+        if len(loaded_leaves) != len(expected):
+            raise _Difference(f"{name}: {len(expected)} leaves, but {len(loaded_leaves)} loaded")
+        pairs = [(leaf, values, other) for (leaf, values), other in zip(expected, loaded_leaves)]
     for leaf, values, other in pairs:
         _compare_rows(leaf, source.forms.get(leaf.path), values, other, lost, rows)
 
 
-def _paired(layout: Layout, tree: Any, said: Any, lost: Collection[str]) -> Iterator[tuple[Leaf, Any, Any]]:
-    """Each leaf, with the rows of the trace and those that were loaded."""
+def _paired(layout: Layout, tree: Any, loaded: Any, lost: Collection[str]) -> Iterator[tuple[Leaf, Any, Any]]:
+    """Yield each leaf with its rows in the trace and its loaded rows."""
     if isinstance(layout, Leaf):
-        yield layout, tree, said
+        yield layout, tree, loaded
         return
     kind, size = (tuple, len(layout.children)) if layout.keys is None else (dict, len(layout.children))
-    if not isinstance(said, kind):
-        raise _Difference(f"a {kind.__name__} of {size} in the trace, but {type(said).__name__} loaded")
+    if not isinstance(loaded, kind):
+        raise _Difference(f"a {kind.__name__} of {size} in the trace, but {type(loaded).__name__} loaded")
     keys: list[Any] = list(range(size)) if layout.keys is None else layout.keys
     for key, child in zip(keys, layout.children):
-        is_there = key in said if isinstance(said, dict) else key < len(said)
-        if is_there:
-            yield from _paired(child, tree[key], said[key], lost)
+        is_loaded = key in loaded if isinstance(loaded, dict) else key < len(loaded)
+        if is_loaded:
+            yield from _paired(child, tree[key], loaded[key], lost)
         elif "text" not in lost or any(leaf.dtype is not None for leaf in child.leaves()):
             raise _Difference(f"{next(child.leaves()).label} was not loaded")
-    if "text" not in lost and len(said) != size:
-        raise _Difference(f"a {kind.__name__} of {size} in the trace, but {len(said)} loaded")
+    if "text" not in lost and len(loaded) != size:
+        raise _Difference(f"a {kind.__name__} of {size} in the trace, but {len(loaded)} loaded")
 
 
 def _compare_rows(
-    leaf: Leaf, form: RowType | None, values: Any, found: Any, lost: Collection[str], rows: set[int]
+    leaf: Leaf, form: RowType | None, values: Any, loaded_rows: Any, lost: Collection[str], rows: set[int]
 ) -> None:
     name = leaf.label
-    if found is None:
+    if loaded_rows is None:
         raise _Difference(f"{name} was not loaded")
-    if len(found) not in rows:
-        raise _Difference(f"{name}: {len(found)} rows, where there should be {max(rows)}")
-    values = values[: len(found)]
+    if len(loaded_rows) not in rows:
+        raise _Difference(f"{name}: {len(loaded_rows)} rows, where there should be {max(rows)}")
+    values = values[: len(loaded_rows)]
     if form is None:
         if "text" not in lost:
-            _compare_values(name, values, found)
+            _compare_values(name, values, loaded_rows)
         return
-    expected, loaded = np.asarray(values).astype(form.dtype), np.asarray(found)
+    expected, loaded = np.asarray(values).astype(form.dtype), np.asarray(loaded_rows)
     if "structure" in lost and loaded.size == expected.size:
         loaded = loaded.reshape(expected.shape)
     if loaded.shape != expected.shape:
-        raise _Difference(f"{name}: of shape {loaded.shape}, where it should be {expected.shape}")
+        raise _Difference(f"{name}: shape {loaded.shape}, where it should be {expected.shape}")
     if loaded.dtype.newbyteorder("=") != expected.dtype.newbyteorder("="):
         if "dtype" not in lost:
             raise _Difference(f"{name}: {loaded.dtype}, where it should be {expected.dtype}")
@@ -171,26 +171,26 @@ def _compare_rows(
             expected = expected.astype(loaded.dtype)
     if "pixels" in lost and expected.dtype == np.uint8 and expected.ndim > 2:
         return
-    same = _same_bits(expected, loaded)
-    if not same.all():
-        row = int(np.argmin(same))
+    is_equal = _have_same_bits(expected, loaded)
+    if not is_equal.all():
+        row = int(np.argmin(is_equal))
         raise _Difference(f"{name}, row {row}: {_short(loaded[row])}, where it should be {_short(expected[row])}")
 
 
-def _same_bits(one: Array, other: Array) -> Array:
-    """Return which rows are equal, bit for bit."""
-    one, other = (array.astype(array.dtype.newbyteorder("<")) for array in (one, other))
-    return np.array([row.tobytes() == same.tobytes() for row, same in zip(one, other)], np.bool_)
+def _have_same_bits(a: Array, b: Array) -> Array:
+    """Return (rows,) bool: True for rows that are equal, bit for bit."""
+    a, b = (array.astype(array.dtype.newbyteorder("<")) for array in (a, b))
+    return np.array([row_a.tobytes() == row_b.tobytes() for row_a, row_b in zip(a, b)], np.bool_)
 
 
-def _compare_values(name: str, values: Any, found: Any) -> None:
-    for row, (expected, loaded) in enumerate(zip(values, found)):
+def _compare_values(name: str, values: Any, loaded_values: Any) -> None:
+    for row, (expected, loaded) in enumerate(zip(values, loaded_values)):
         if _text(expected) != _text(loaded):
             raise _Difference(f"{name}, row {row}: {_short(loaded)}, where it should be {_short(expected)}")
 
 
 def _text(value: Any) -> str:
-    """Return one text for values that libraries do not distinguish: np.str_ and str, np.float64 and float."""
+    """Return the same text for values that libraries do not distinguish: np.str_ and str, np.float64 and float."""
     return json_text(tagged(_plain(value)))
 
 
@@ -206,9 +206,9 @@ def _short(value: Any) -> str:
     return f"{value!r:.200}".replace("\n", " ")
 
 
-def _compare_flags(episode: Episode, one: Loaded, lost: Collection[str], is_part: bool) -> None:
+def _compare_flags(episode: Episode, candidate: Loaded, lost: Collection[str], is_part: bool) -> None:
     expected = [np.array(episode.terminations), np.array(episode.truncations)]
-    loaded = [np.asarray(flags) for flags in (one.terminations, one.truncations)]
+    loaded = [np.asarray(flags) for flags in (candidate.terminations, candidate.truncations)]
     for name, flags in zip(("terminations", "truncations"), loaded):
         if flags.shape != (len(episode),) or flags.dtype != np.bool_:
             raise _Difference(
@@ -221,40 +221,44 @@ def _compare_flags(episode: Episode, one: Loaded, lost: Collection[str], is_part
             flags[:-1] = False
         if expected[0][-1]:  # terminated hides truncated
             expected[1][-1] = loaded[1][-1]
-    if not expected[0][-1] and (is_part or not expected[1][-1]):  # loaders that end episodes with a flag
+    if not expected[0][-1] and (is_part or not expected[1][-1]):  # some loaders end every episode with a flag
         expected[1][-1] = loaded[1][-1]
-    for name, flags, found in zip(("terminations", "truncations"), expected, loaded):
-        if not np.array_equal(flags, found):
-            step = int(np.argmax(flags != found))
-            raise _Difference(f"{name}, step {step} of {len(flags)}: {found[step]}, where it should be {flags[step]}")
+    for name, flags, loaded_flags in zip(("terminations", "truncations"), expected, loaded):
+        if not np.array_equal(flags, loaded_flags):
+            step = int(np.argmax(flags != loaded_flags))
+            raise _Difference(
+                f"{name}, step {step} of {len(flags)}: {loaded_flags[step]}, where it should be {flags[step]}"
+            )
 
 
-# -- facts of an episode ----------------------------------------------------------------------------------------------
+# -- metadata of an episode -------------------------------------------------------------------------------------------
 
 
-def _compare_told(source: ExportSource, episode: Episode, one: Loaded, lost: Collection[str]) -> None:
-    if "identity" not in lost and one.identity is None:
+def _compare_metadata(source: ExportSource, episode: Episode, candidate: Loaded, lost: Collection[str]) -> None:
+    identity = candidate.identity
+    if "identity" not in lost and identity is None:
         raise _Difference("no identity, and no loss reported")
-    known = {} if one.identity is None else read_identity(one.identity)
-    if one.identity is not None and _text(known) != _text(read_identity(source.identity(episode))):
-        raise _Difference(f"identity: {one.identity:.300}, where it should be {source.identity(episode):.300}")
+    known = {} if identity is None else read_identity(identity)
+    if identity is not None and _text(known) != _text(read_identity(source.identity(episode))):
+        raise _Difference(f"identity: {identity:.300}, where it should be {source.identity(episode):.300}")
     for name in ("seed", "options", "reset_info"):
-        expected = getattr(episode, name)
-        said = getattr(one, name) if getattr(one, name) is not None else known.get(name)
-        if name not in lost and _text(said) != _text(expected):
-            raise _Difference(f"{name}: {_short(said)}, where it should be {_short(expected)}")
-    outcome = one.outcome or known.get("outcome")
-    is_told = episode.outcome in ("terminated", "truncated") and not source.is_part[episode.index]
-    if not {"outcome", "parts"} & set(lost) and not (outcome is None and is_told) and outcome != episode.outcome:
+        expected, loaded = getattr(episode, name), getattr(candidate, name)
+        loaded = known.get(name) if loaded is None else loaded
+        if name not in lost and _text(loaded) != _text(expected):
+            raise _Difference(f"{name}: {_short(loaded)}, where it should be {_short(expected)}")
+    outcome = candidate.outcome or known.get("outcome")
+    is_flagged = episode.outcome in ("terminated", "truncated") and not source.is_part[episode.index]
+    if not {"outcome", "parts"} & set(lost) and not (outcome is None and is_flagged) and outcome != episode.outcome:
         raise _Difference(f"outcome: {outcome}, where it should be {episode.outcome}")
     infos = infos_of(episode)
     if "infos" not in lost and infos is not None and len(episode):
-        if one.infos is None or len(one.infos) != len(infos):
-            raise _Difference(f"infos of {0 if one.infos is None else len(one.infos)} steps of {len(infos)}")
-        _compare_values("infos", infos, one.infos)
+        if candidate.infos is None or len(candidate.infos) != len(infos):
+            count = 0 if candidate.infos is None else len(candidate.infos)
+            raise _Difference(f"infos of {count} steps, where there should be {len(infos)}")
+        _compare_values("infos", infos, candidate.infos)
     if "annotations" not in lost:
         for name, rows in episode.annotations.items():
             path: Path = ("annotations", name)
-            found = (one.annotations or {}).get(name)
+            values = (candidate.annotations or {}).get(name)
             form = source.forms[path]
-            _compare_rows(Leaf(path, None if form is None else form.dtype, ()), form, rows, found, (), {len(episode)})
+            _compare_rows(Leaf(path, None if form is None else form.dtype, ()), form, rows, values, (), {len(episode)})

@@ -27,7 +27,7 @@ class Script(NamedTuple):
     options: dict[str, Any] | None = None
 
 
-_ENDS = (
+_SCRIPTS = (
     Script(9, "terminated", 0),
     Script(12, "truncated", 1),
     Script(1, "terminated"),
@@ -79,13 +79,13 @@ class _Scripted(gymnasium.Env[Any, Any]):
 def _record(
     env: _Scripted,
     directory: Path,
-    scripts: tuple[Script, ...] = _ENDS,
-    notes: bool = False,
+    scripts: tuple[Script, ...] = _SCRIPTS,
+    annotates: bool = False,
     flags_within: bool = False,
     killed: Path | None = None,
     **options: Any,
 ) -> None:
-    """killed: where the trace is copied as if the process had been killed in the last episode."""
+    """Record scripted episodes. killed: a copy of the trace, as of a process killed in the last episode."""
     recorder = TraceRecordingWrapper(env, directory, **options)
     for script in scripts:
         recorder.reset(seed=script.seed, options=script.options)
@@ -93,7 +93,7 @@ def _record(
             is_last = step == script.steps - 1
             terminated, truncated = (is_last and script.end in (end, "both") for end in ("terminated", "truncated"))
             env.flags = (True, False) if flags_within and step == 1 else (terminated, truncated)
-            if notes:
+            if annotates:
                 recorder.annotate(value=np.float32(step) / 3, logits=np.arange(2.0) + step)
             recorder.step(env.action_space.sample())
     if killed is not None:
@@ -105,28 +105,28 @@ def _spaces(observation_space: Any, action_space: Any = _DISCRETE, **options: An
     return lambda directory: _record(_Scripted(observation_space, action_space), directory, **options)
 
 
-def _of_ends(directory: Path) -> None:
+def _record_ends(directory: Path) -> None:
     """Record incomplete episodes, one without steps, and one whose recorder was killed."""
     scripts = (Script(4, "terminated"), Script(3, ""), Script(0, ""), Script(3, "both"), Script(6, "", 5))
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         env = _Scripted(_BOX32, spaces.Box(-1, 1, (2,), np.float32))
-        _record(env, Path(place) / "whole", scripts, killed=directory)
+        _record(env, Path(temporary) / "whole", scripts, killed=directory)
 
 
-def _of_seeds(directory: Path) -> None:
+def _record_seeds(directory: Path) -> None:
     seeds = (0, 2**31, 2**63 - 1, 2**63, 2**64 + 5, None)
     scripts = tuple(Script(3, "terminated", s, {"level": i, "of": [i, "x"]}) for i, s in enumerate(seeds))
     _record(_Scripted(_BOX32, _DISCRETE), directory, scripts)
 
 
-def _of_infos(directory: Path) -> None:
-    _record(_Scripted(_BOX32, _DISCRETE), directory, notes=True, record_infos=True, metadata={"policy": "random"})
+def _record_infos(directory: Path) -> None:
+    _record(_Scripted(_BOX32, _DISCRETE), directory, annotates=True, record_infos=True, metadata={"policy": "random"})
     facts = {"author": "A. Person", "description": "a trace of the conformance tests", "tags": ["a", "b"]}
     write_facts(LocalStorage(directory), facts)
 
 
-def _of_odd_numbers(directory: Path) -> None:
-    """float64 where the space has float32, NaN, infinities and -0.0."""
+def _record_odd_numbers(directory: Path) -> None:
+    """Record observations of float64 in a float32 space, with NaN, infinities and -0.0."""
 
     class Odd(_Scripted):
         def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -156,18 +156,18 @@ _ZOO: dict[str, Callable[[Path], None]] = {
     "long": _spaces(
         spaces.Box(-1, 1, (2,), np.float32), scripts=(Script(40_000, "truncated", 0), Script(5, "terminated"))
     ),
-    "ends": _of_ends,
+    "ends": _record_ends,
     "flags-within": _spaces(_BOX32, flags_within=True),
     "parts": _spaces(_BOX32, frame_filter=lambda step: step % 6 > 1),
-    "seeds": _of_seeds,
-    "infos": _of_infos,
+    "seeds": _record_seeds,
+    "infos": _record_infos,
     "several-rewards": lambda directory: _record(_Scripted(_BOX32, _DISCRETE, (2,)), directory),
-    "odd-numbers": _of_odd_numbers,
+    "odd-numbers": _record_odd_numbers,
 }
 
 
 def make_zoo(directory: Path, only: Collection[str] = ()) -> dict[str, Path]:
-    """Record the traces into subdirectories, and return these by name. only: names of traces; empty: all."""
+    """Record one trace of each kind into a subdirectory, and return these by name. only: names; empty: all."""
     for name in only or _ZOO:
         _ZOO[name](directory / name)
     return {name: directory / name for name in only or _ZOO}

@@ -30,7 +30,7 @@ from gym_trace.exchange.formats.hdf5.reading import (
 from gym_trace.exchange.formats.hdf5.writing import Arrays, BlobArray, info_arrays, new_file, new_group, text
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.exchange.formats.infos import ANNOTATIONS, InfoColumns, KeptInfos, info_columns, packed
+from gym_trace.exchange.formats.infos import ANNOTATIONS, InfoColumns, PackedInfos, info_columns, packed
 from gym_trace.exchange.formats.rows import infos_of, named
 from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
@@ -129,7 +129,7 @@ class _Writing:
         kept = identities.new(new_group(self._root, f"metadata/{KEY}"), int((self._source.episodes["steps"] > 0).sum()))
         text(self._root, f"metadata/{KEY}/about", self._source.about)
         episode, told = 0, []
-        whole = BlobArray(self._file, f"metadata/{KEY}/infos") if self._infos.are_kept_whole else None
+        whole = BlobArray(self._file, f"metadata/{KEY}/infos") if self._infos.need_packing else None
         for window in self._source.windows():
             if not window.steps:
                 continue
@@ -197,8 +197,8 @@ class D4RLImporter:
             environment, metadata = {"note": f"{path.name} does not say the environment"}, file.metadata()
             schema = new_schema(_KIND, observations, actions, environment, metadata, infos=bool(file.infos))
             facts = {key: value for key, value in metadata.items() if key in ("algorithm", "author")}
-            found = imported(_KIND, file.episodes(), schema, file.about, facts, file.notes, len(file.rewards))
-            file.notes = found.notes
+            found = imported(_KIND, file.episodes(), schema, file.about, facts, file.warnings, len(file.rewards))
+            file.warnings = found.warnings
             until_read.pop_all()
             return found
 
@@ -238,9 +238,9 @@ class _D4RLFile:
         self._kept = ReadAhead(ours.rows("infos")) if ours and "infos" in ours else None
         if not ours:
             self._annotations |= self._others(root, rows)
-        self.notes = [] if ours else self._notes()
+        self.warnings = [] if ours else self._import_warnings()
 
-    def _notes(self) -> list[str]:
+    def _import_warnings(self) -> list[str]:
         notes = [_NOTE]
         if self._next is None:
             notes.append(
@@ -294,7 +294,7 @@ class _D4RLFile:
             columns = [ReadAhead(rows) for rows in (self.observations, self.actions, self.rewards)]
             after = None if self._next is None else ReadAhead(self._next)
             begin = 0
-            self._whole, self._next_kept = KeptInfos(), 0
+            self._whole, self._next_kept = PackedInfos(), 0
             for number, end in enumerate(ends.tolist()):
                 identity = None if self._identities is None else self._identities.read(number, number + 1)[0]
                 is_last = number == len(ends) - 1
@@ -341,8 +341,8 @@ class _D4RLFile:
     def _check(self, rows: Array, after: Array) -> None:
         """Note next observations that differ from the following ones: a trace cannot store them."""
         note = "some next_observations differ from the following observations; skipped"
-        if note not in self.notes and rows.tobytes() != after.tobytes():
-            self.notes.append(note)
+        if note not in self.warnings and rows.tobytes() != after.tobytes():
+            self.warnings.append(note)
 
     def _infos(self, begin: int, end: int) -> tuple[list[Any] | None, dict[str, Any]]:
         if self._kept is not None:

@@ -1,1 +1,1 @@
-"""Recordings of packages that are no longer developed."""
+"""Recordings of abandoned packages: gym_recording, and Monitor of OpenAI Gym."""

@@ -32,70 +32,70 @@ _MAX_DIMENSIONS = 32
 _MAX_ROW = wire.MAX_COLUMN // 4
 
 
-def stored_array(directory: OldDirectory, reference: dict[str, Any], said_in: Path) -> Array:
+def stored_array(directory: OldDirectory, reference: dict[str, Any], json_path: Path) -> Array:
     """Return the array of a JSON object with "__type": "ndarray", mapped into memory; never unpickled.
 
-    The later versions wrote the bare elements, with "order" and "size", the earlier ones whole records of np.save.
-    Raises UnreadableRecording, also if the array is truncated.
+    Later versions of gym_recording wrote only the elements, with "order" and "size" in the JSON; earlier ones wrote
+    records of np.save. json_path: the file with the object. Raises UnreadableRecording, also if the array is truncated.
     """
-    name, offset = plain_name(reference.get("npyfile"), said_in), reference.get("npyoff")
+    name, offset = plain_name(reference.get("npyfile"), json_path), reference.get("npyoff")
     raw = directory.mapped(name)
     if type(offset) is not int or not 0 <= offset <= len(raw):
-        raise malformed(said_in, f"array offset {offset!r:.40} exceeds the {len(raw)} bytes of {name}")
+        raise malformed(json_path, f"array offset {offset!r:.40} exceeds the {len(raw)} bytes of {name}")
     order: Literal["C", "F"] = "C"
     record = None
     if "size" not in reference and "order" not in reference:
         record = _npy_header(raw[offset : offset + _NPY_HEADER], directory.path / name, offset)
     if record is None:
-        (dtype, shape), begin = _as_said(reference, said_in), offset
+        (dtype, shape), begin = _declared(reference, json_path), offset
     else:
         dtype, shape, order, size = record
         begin = offset + size
-        if any(key in reference for key in ("dtype", "shape")) and (dtype, shape) != _as_said(reference, said_in):
-            raise malformed(said_in, f"wrong array at byte {offset} of {name}")
+        if any(key in reference for key in ("dtype", "shape")) and (dtype, shape) != _declared(reference, json_path):
+            raise malformed(json_path, f"wrong array at byte {offset} of {name}")
     row_size = dtype.itemsize * math.prod(shape[1:])
     size = row_size * shape[0] if shape else row_size
     if reference.get("size", size) != size:
-        raise malformed(said_in, f"an array of {size} bytes declares {reference['size']!r:.40}")
+        raise malformed(json_path, f"an array of {size} bytes declares {reference['size']!r:.40}")
     if begin + size > len(raw):
         raise UnreadableRecording(
-            f"{directory.path / name}: truncated: {len(raw)} bytes, but {said_in.name} has an array up to byte "
+            f"{directory.path / name}: truncated: {len(raw)} bytes, but {json_path.name} has an array up to byte "
             f"{begin + size}; import from a good copy"
         )
     if shape and row_size > _MAX_ROW:
-        raise UnreadableRecording(f"{said_in}: one array row exceeds {_MAX_ROW} bytes")
-    directory.count_bytes(size, said_in)
+        raise UnreadableRecording(f"{json_path}: one array row exceeds {_MAX_ROW} bytes")
+    directory.count_bytes(size, json_path)
     try:
         return np.ndarray(shape, dtype, raw, begin, order=order)
-    except ValueError as error:  # NumPy has no arrays of as many rows, even without elements
-        raise malformed(said_in, f"invalid array shape {shape!r:.60}") from error
+    except ValueError as error:  # too many rows for NumPy, even without elements
+        raise malformed(json_path, f"invalid array shape {shape!r:.60}") from error
 
 
-def _as_said(reference: dict[str, Any], said_in: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and shape of an array as the JSON has them."""
+def _declared(reference: dict[str, Any], json_path: Path) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype and shape of an array as declared in the JSON."""
     if reference.get("order", "C") != "C":
-        raise malformed(said_in, f"unknown array order {reference['order']!r:.40}")
+        raise malformed(json_path, f"unknown array order {reference['order']!r:.40}")
     text, dtype = reference.get("dtype"), None
     with contextlib.suppress(TypeError, ValueError, SyntaxError):
         dtype = np.dtype(text) if isinstance(text, str) and _DTYPE.fullmatch(text) else None
-    return _checked(dtype, repr(text), said_in), _shape(reference.get("shape"), said_in)
+    return _checked(dtype, repr(text), json_path), _shape(reference.get("shape"), json_path)
 
 
-def _checked(dtype: np.dtype[Any] | None, text: str, said_in: Path) -> np.dtype[Any]:
+def _checked(dtype: np.dtype[Any] | None, text: str, json_path: Path) -> np.dtype[Any]:
     if dtype is not None and dtype.hasobject:
         raise UnreadableRecording(
-            f"{said_in}: has a pickled array of Python objects; unpickling can run code, so gym-trace never does "
+            f"{json_path}: has a pickled array of Python objects; unpickling can run code, so gym-trace never does "
             "it. If you trust the file, load it with NumPy and save plain arrays"
         )
     if dtype is None or dtype.itemsize == 0 or not is_plain_dtype(dtype.str):
-        raise malformed(said_in, f"unsupported array dtype {text:.60}")
+        raise malformed(json_path, f"unsupported array dtype {text:.60}")
     return dtype
 
 
-def _shape(shape: Any, said_in: Path) -> tuple[int, ...]:
-    plain = isinstance(shape, (list, tuple)) and len(shape) <= _MAX_DIMENSIONS
-    if not plain or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise malformed(said_in, f"invalid array shape {shape!r:.60}")
+def _shape(shape: Any, json_path: Path) -> tuple[int, ...]:
+    is_sequence = isinstance(shape, (list, tuple)) and len(shape) <= _MAX_DIMENSIONS
+    if not is_sequence or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+        raise malformed(json_path, f"invalid array shape {shape!r:.60}")
     return tuple(shape)
 
 
@@ -113,21 +113,21 @@ def _npy_header(
             warnings.simplefilter("ignore")
             shape, fortran, dtype = read(head)
     except Exception as error:  # NumPy raises many types for malformed headers
-        what = " ".join(str(error).split())
-        raise UnreadableRecording(f"{path}: not a NumPy array at byte {offset} ({what:.100})") from error
+        reason = " ".join(str(error).split())
+        raise UnreadableRecording(f"{path}: not a NumPy array at byte {offset} ({reason:.100})") from error
     return _checked(dtype, str(dtype), path), _shape(shape, path), "F" if fortran else "C", head.tell()
 
 
 # -- rows  ----------------------------------------
 
 Content = Any  # an array, or a list of JSON values with arrays in them
-_MOST_MEMBERS = 64  # more are not a Tuple or Dict space, in which each leaf becomes a column
+_MOST_MEMBERS = 64  # per Tuple or Dict space, as each leaf becomes a column; larger spaces become custom
 _DEEPEST = 8
-_VALUE_SIZE = 64  # bytes that any value counts
+_VALUE_BYTES = 64  # estimate per value
 
 
 def _row_size(content: Content) -> int:
-    """Return about how many bytes the largest row takes."""
+    """Estimate the bytes of the largest row."""
     return _size(content[:1]) if isinstance(content, np.ndarray) else max(map(_size, content), default=0)
 
 
@@ -135,8 +135,8 @@ def _size(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, (list, dict)):
-        return _VALUE_SIZE + sum(map(_size, value.values() if isinstance(value, dict) else value))
-    return _VALUE_SIZE + (len(value) if isinstance(value, str) else 0)
+        return _VALUE_BYTES + sum(map(_size, value.values() if isinstance(value, dict) else value))
+    return _VALUE_BYTES + (len(value) if isinstance(value, str) else 0)
 
 
 def _space_of(content: Content) -> PlainSpace:
@@ -151,8 +151,8 @@ def _space_of_values(values: list[Any], depth: int) -> PlainSpace:
         return custom("nothing")
     first: Any = values[0]
     if isinstance(first, np.ndarray):
-        alike = all(isinstance(v, np.ndarray) and (v.dtype, v.shape) == (first.dtype, first.shape) for v in values)
-        return _box(first.dtype, first.shape) if alike else custom("arrays of several kinds")
+        are_alike = all(isinstance(v, np.ndarray) and (v.dtype, v.shape) == (first.dtype, first.shape) for v in values)
+        return _box(first.dtype, first.shape) if are_alike else custom("arrays of several kinds")
     if depth < _DEEPEST and all(isinstance(value, dict) and value.keys() == first.keys() for value in values):
         if 0 < len(first) <= _MOST_MEMBERS:
             members = [[key, _space_of_values([value[key] for value in values], depth + 1)] for key in first]
@@ -174,17 +174,17 @@ def _box(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
 _MANIFESTS, _PICKLES = "openaigym.trace.*.manifest.json", "openaigym.trace.*.pkl"
 _SUFFIX = ".manifest.json"
 _KIND = "gym_recording"
-_PIECE_BYTES, _PIECE_ROWS = 4 << 20, 8192  # steps of an episode that are read at a time
-_MOST_NAMED = 1000  # files in the metadata
+_PART_BYTES, _PART_ROWS = 4 << 20, 8192  # limits of the steps that are read at a time
+_MOST_LISTED_FILES = 1000  # in the metadata
 
 NOTE = (
-    "imported from gym_recording, which kept neither environment nor spaces nor how episodes ended: the spaces are the "
-    "widest that the arrays can be of, and each episode is what lay between two resets"
+    "imported from gym_recording, which stores no environment, spaces or outcomes: the spaces are as wide as the "
+    "arrays allow, and an episode is the steps between two resets"
 )
 
 
 class BatchFile(NamedTuple):
-    """A file of episodes: its name, the id of the first episode and their number, or None if unknown."""
+    """A file of episodes. first: id of its first episode. episodes: their number. None: unknown."""
 
     name: str
     first: int | None
@@ -192,7 +192,7 @@ class BatchFile(NamedTuple):
 
 
 class OldEpisode(NamedTuple):
-    """The rows of an episode: one more of observations than of actions and rewards."""
+    """The rows of an episode; observations have one row more than actions and rewards."""
 
     observations: Content
     actions: Content
@@ -244,13 +244,13 @@ class GymRecording:
             self.batches.append(BatchFile(plain_name(entry.get("fn"), path), first, count))
 
     def imported(self) -> Imported:
-        """Return the content of the writer that it becomes. Progress is counted in files of episodes."""
-        files = [batch.name for batch in self.batches[:_MOST_NAMED]]
+        """Return the recording as the content of one writer. Progress counts files of episodes."""
+        files = [batch.name for batch in self.batches[:_MOST_LISTED_FILES]]
         metadata = {"imported_from": _KIND, "manifest": self._manifest, "files": files}
         schema = new_schema(_KIND, *self._spaces(), {"note": NOTE}, metadata)
-        found = imported(_KIND, self._new_episodes(), schema, notes=[NOTE], writer=self.name)
-        found.total, found.done = len(self.batches), lambda: self._done
-        return found
+        content = imported(_KIND, self._new_episodes(), schema, warnings=[NOTE], writer=self.name)
+        content.total, content.done = len(self.batches), lambda: self._done
+        return content
 
     def _spaces(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the spaces of observations and actions of the first episode with a step."""
@@ -265,7 +265,7 @@ class GymRecording:
     def _new_episodes(self) -> Iterator[NewEpisode]:
         number = 0
         for batch in self.batches:
-            number = max(number, batch.first or 0)  # filters of some versions left episodes out
+            number = max(number, batch.first or 0)  # some versions filtered episodes, which leaves gaps
             for episode in self._episodes(batch):
                 yield NewEpisode(episode.steps, _parts(episode), "cut", number=number)
                 number += 1
@@ -274,10 +274,8 @@ class GymRecording:
     def _episodes(self, batch: BatchFile) -> Iterator[OldEpisode]:
         path = self._directory.path / batch.name
 
-        def decode(read: dict[str, Any]) -> Any:
-            if read.get("__type") != "ndarray":
-                return read
-            return stored_array(self._directory, read, path)
+        def decode(item: dict[str, Any]) -> Any:
+            return stored_array(self._directory, item, path) if item.get("__type") == "ndarray" else item
 
         content = self._directory.json(batch.name, decode)
         episodes = content.get("episodes")
@@ -305,29 +303,29 @@ def _episode_of(episode: Any) -> OldEpisode:
             raise ValueError(f"has no {name}")
         contents.append(content)
     observations, actions, rewards = contents
-    steps = 0 if _is_nothing(rewards) else len(rewards)
-    counts = len(observations), 0 if not steps and _is_nothing(actions) else len(actions)
+    steps = 0 if _is_empty(rewards) else len(rewards)
+    counts = len(observations), 0 if not steps and _is_empty(actions) else len(actions)
     if counts != (steps + 1, steps):
         raise ValueError(
-            f"{counts[0]} observations and {counts[1]} actions for {steps} rewards; there should be one observation "
-            "more, and as many actions"
+            f"{counts[0]} observations and {counts[1]} actions for {steps} rewards; there should be {steps + 1} and "
+            f"{steps}"
         )
     if steps and isinstance(rewards, np.ndarray) and not rewards[:1].nbytes:
         raise ValueError("rewards without elements")
     return OldEpisode(observations, actions, rewards, steps)
 
 
-def _is_nothing(content: Content) -> bool:
-    """Return True for no rows; gym_recording stored them as an array of shape (1, 0)."""
+def _is_empty(content: Content) -> bool:
+    """Return True without rows, which gym_recording stored as an array of shape (1, 0)."""
     return not len(content) or (isinstance(content, np.ndarray) and content.shape == (1, 0))
 
 
 def _parts(episode: OldEpisode) -> Iterator[NewSteps]:
     """Yield the steps of an episode, a few MiB at a time."""
     size = _row_size(episode.observations) + _row_size(episode.actions)
-    most = max(1, min(_PIECE_ROWS, _PIECE_BYTES // max(1, size)))
-    for begin in range(0, max(1, episode.steps), most):
-        end = min(begin + most, episode.steps)
+    rows = max(1, min(_PART_ROWS, _PART_BYTES // max(1, size)))
+    for begin in range(0, max(1, episode.steps), rows):
+        end = min(begin + rows, episode.steps)
         yield NewSteps(
             episode.observations[begin + (begin > 0) : end + 1], episode.actions[begin:end], episode.rewards[begin:end]
         )

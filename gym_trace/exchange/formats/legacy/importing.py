@@ -13,9 +13,9 @@ from gym_trace.exchange.formats.legacy.old_files import OldDirectory, malformed
 
 
 class GymImporter:
-    """A directory of gym_recording, or of OpenAI Gym's Monitor, or of both.
+    """A directory of gym_recording, or of OpenAI Gym's Monitor, or of both
 
-    Memory does not grow with the number of episodes of gym_recording; of Monitor's it takes what their statistics take.
+    Memory does not grow with the episodes of gym_recording. The statistics of Monitor are read as a whole.
     """
 
     name: ClassVar[str] = "gym"
@@ -28,10 +28,10 @@ class GymImporter:
             return False
 
     def read(self, path: Path) -> Imported:
-        """Raises TraceNotFound if neither is found, UnreadableRecording if it is damaged, or pickled."""
+        """Read all recordings. Raises TraceNotFound without any, UnreadableRecording for a damaged or pickled one."""
         source = OldDirectory(path)
         runs = find_runs(source)
-        parts = [one.imported() for one in find_recordings(source)] + [run.imported() for run in runs]
+        parts = [recording.imported() for recording in find_recordings(source)] + [run.imported() for run in runs]
         if not parts:
             raise TraceNotFound(
                 f"{source.path}: no old recording; gym_recording writes openaigym.trace.*.manifest.json, OpenAI Gym's "
@@ -40,11 +40,11 @@ class GymImporter:
         names = [name for part in parts for name in part.schemas]
         if len(set(names)) < len(names):
             raise malformed(source.path, "several manifests of one process")
-        found = together(parts)
+        content = together(parts)
         if problem := differences([run.results.env_info for run in runs]):
-            found.notes.append(f"{problem}; each process is a writer of its own")
+            content.warnings.append(f"{problem}; each process is a writer of its own")
         videos = [name for run in runs for names in run.results.videos for name in names]
         missing = [name for name in videos if name not in source.names]
-        found.notes += [f"the video {name} is missing; the statistics are imported" for name in missing]
-        found.beside = [source.path / name for name in videos if name not in missing]
-        return found
+        content.warnings += [f"the video {name} is missing; the statistics are imported" for name in missing]
+        content.beside = [source.path / name for name in videos if name not in missing]
+        return content

@@ -1,6 +1,6 @@
 """Directories of OpenAI Gym's Monitor: a manifest and a file of statistics for each process, and videos.
 
-Also load_results(), as Monitor had it, of such directories and of traces.
+load_results() is Monitor's function of this name, which reads these directories and traces.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _KIND = "OpenAI Gym Monitor"
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
 _SPLITS = {"t": "train", "e": "eval", None: ""}
 _NO_OUTCOME = 0  # done was set, without terminated or truncated
-_SEGMENT = 8192  # episodes
+_SEGMENT_EPISODES = 8192
 _MAX_MANIFEST = 4 << 20  # bytes; each batch of the trace stores all of it
-_NOTHING_KNOWN = {"type": "Tuple", "spaces": []}  # a space whose values have no columns
+_EMPTY_SPACE = {"type": "Tuple", "spaces": []}  # has no columns
 _LATEST = 1 << 33  # seconds; later times do not fit int64 nanoseconds
 
 NOTE = (
-    "imported from OpenAI Gym's Monitor, which kept statistics alone: an episode has no steps, its length is its "
-    "first_step, and it is not known whether it was terminated or truncated"
+    "imported from OpenAI Gym's Monitor, which stores only statistics: episodes have no steps, first_step is their "
+    "length, and their outcome is unknown"
 )
 
 
@@ -68,22 +68,22 @@ def _distinct(values: list[Any]) -> list[Any]:
 
 def _shown(env_info: Any) -> str:
     if not isinstance(env_info, dict):
-        return "one that is unknown"
+        return "an unknown one"
     text = f"{env_info.get('env_id')} ({env_info.get('gym_version')})"
     return text if text.isprintable() else ascii(text)
 
 
 def _ns(seconds: float) -> int:
-    """Return seconds as whole ns, which convert back to the same float."""
+    """Return seconds as included ns; _seconds() returns the same float."""
     return round(Fraction(seconds) * 10**9)
 
 
 class _Results(NamedTuple):
-    """Statistics of one process, with an element per complete episode.
+    """Statistics of one process; the lists have one element per complete episode, except for manifests and videos.
 
-    env_info: the environment's id and the version of gym, as they were stored; None if they were not.
+    env_info: id of the environment and version of gym, as stored, or None.
     initial_reset: timestamp of the first reset, s, or None. timestamps: of the ends, s. types: "t", "e" or None.
-    videos: each with the file that describes it.
+    videos: (file, file that describes it).
     """
 
     manifests: list[str]
@@ -97,10 +97,7 @@ class _Results(NamedTuple):
 
 
 class MonitorRun:
-    """The files of one Monitor: its manifest, its statistics (stats), and their content.
-
-    open_type: type of an incomplete last episode, or None.
-    """
+    """The recording of one Monitor. manifest, stats: names of files. open_type: type of an incomplete last episode."""
 
     def __init__(self, directory: OldDirectory, manifest: str):
         path = directory.path / manifest
@@ -130,23 +127,23 @@ class MonitorRun:
         self.open_type: str | None = types[count] if len(types) > count else None
 
     def imported(self) -> Imported:
-        """Return the content of the writers that it becomes: one for training, one for evaluation."""
+        """Return the recording as the content of two writers: one for training, one for evaluation."""
         name = self.manifest.removesuffix(_SUFFIX).removesuffix(".manifest").replace(".manifest.", ".monitor.", 1)
-        kinds = list(dict.fromkeys(self.results.types)) or [self.open_type]
+        types = list(dict.fromkeys(self.results.types)) or [self.open_type]
         writers, schemas = {}, {}
-        for kind in kinds:
-            split = _SPLITS[kind]
-            writer = name if len(kinds) == 1 else f"{name}.{split}"
+        for episode_type in types:
+            split = _SPLITS[episode_type]
+            writer = name if len(types) == 1 else f"{name}.{split}"
             writer = writer if is_writer_id(writer) else new_writer_id()
-            writers[writer] = [i for i, its_kind in enumerate(self.results.types) if its_kind == kind]
+            writers[writer] = [i for i, other in enumerate(self.results.types) if other == episode_type]
             schemas[writer] = self._schema(split)
-        segments = ((writer, one) for writer, numbers in writers.items() for one in self._segments(numbers))
-        return Imported(_KIND, schemas, segments, 1, lambda: 1, notes=[NOTE])
+        segments = ((writer, segment) for writer, numbers in writers.items() for segment in self._segments(numbers))
+        return Imported(_KIND, schemas, segments, 1, lambda: 1, warnings=[NOTE])
 
     def _schema(self, split: str) -> Schema:
         env_info = self.results.env_info
         env_id, version = (
-            found if isinstance(env_info, dict) and isinstance(found := env_info.get(name), str) else None
+            value if isinstance(env_info, dict) and isinstance(value := env_info.get(name), str) else None
             for name in ("env_id", "gym_version")
         )
         metadata = {
@@ -158,21 +155,21 @@ class MonitorRun:
             "open_episode_type": self.open_type,
             "videos": [list(pair) for pair in self.results.videos],
         }
-        schema = new_schema(_KIND, _NOTHING_KNOWN, _NOTHING_KNOWN, {"id": env_id, "note": NOTE}, metadata, split)
+        schema = new_schema(_KIND, _EMPTY_SPACE, _EMPTY_SPACE, {"id": env_id, "note": NOTE}, metadata, split)
         schema["versions"] = {} if version is None else {"gym": version}
         schema["recorder"]["statistics_only"] = True
         return schema
 
     def _segments(self, numbers: list[int]) -> Iterator[Segment]:
-        for begin in range(0, len(numbers), _SEGMENT):
-            table = self._fragments(numbers[begin : begin + _SEGMENT])
+        for begin in range(0, len(numbers), _SEGMENT_EPISODES):
+            table = self._fragments(numbers[begin : begin + _SEGMENT_EPISODES])
             yield Segment(table, {("starts",): [NOTHING] * len(table)}, table.nbytes + len(table))
 
     def _fragments(self, numbers: list[int]) -> Array:
-        """Return one fragment per episode: no steps, and first_step is the number of the steps that were not kept."""
+        """Return one fragment per episode, without steps; first_step is the number of unrecorded steps."""
         results = self.results
         first = results.timestamps[:1] if results.initial_reset is None else [results.initial_reset]
-        begins = [*first, *results.timestamps]  # at the earliest: where the one before ended
+        begins = [*first, *results.timestamps]  # Monitor stored ends: an episode begins where the one before ended
         table = np.zeros(len(numbers), wire.FRAGMENT)
         table["episode"] = numbers
         table["first_step"] = [results.lengths[i] for i in numbers]
@@ -187,12 +184,12 @@ class MonitorRun:
 
 
 def _list(content: dict[str, Any], key: str, path: Path, optional: bool = False) -> list[Any]:
-    found = content.get(key)
-    if found is None and optional:
+    value = content.get(key)
+    if value is None and optional:
         return []
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         raise malformed(path, f"{key}: not a list")
-    return found
+    return value
 
 
 def _pair(entry: Any, path: Path) -> tuple[str, str]:
@@ -202,7 +199,7 @@ def _pair(entry: Any, path: Path) -> tuple[str, str]:
 
 
 def _checked(value: Any, what: str, path: Path) -> Any:
-    """Return "a length" as an integer, "a time" or "a number" as a float. Raises UnreadableRecording for others."""
+    """Return "a length" as an integer, "a time" or "a number" as a float. Raises UnreadableRecording."""
     is_integer = type(value) is int and abs(value) < 1 << 1000
     if what == "a length" and is_integer and 0 <= value < 1 << 62:
         return value
@@ -214,7 +211,7 @@ def _checked(value: Any, what: str, path: Path) -> Any:
 # -- load_results ------------------------------------------------------------------------------------------------------
 
 _TYPES = {"train": "t", "eval": "e", "": None}
-_UNKNOWN = np.iinfo(np.int64).min  # NumPy: not a time
+_UNKNOWN = np.iinfo(np.int64).min  # NaT of NumPy
 
 
 def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
@@ -224,28 +221,26 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote; or an open trace.
 
     Returns:
-        Lists with one element per episode, in the order of the timestamps: timestamps (of the ends, in seconds; NaN
-        if unknown, last), episode_lengths (in steps), episode_rewards (returns), episode_types ("t" for training, "e"
-        for evaluation, other splits of a trace by their names, None where unknown; None instead of the list if all
-        are), data_sources (the process it is from, a number).
+        Lists with one element per episode, in the order of the timestamps: timestamps (of the ends, in seconds;
+        unknown ones are NaN, at the end), episode_lengths (in steps), episode_rewards (returns), episode_types ("t"
+        for training, "e" for evaluation, other splits by their names, None if unknown; None in place of the list if
+        all are unknown), data_sources (number of the process).
 
-        initial_reset_timestamps (of each process that has episodes), initial_reset_timestamp (the least of them, 0 if
-        missing), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
-        description).
+        initial_reset_timestamps (one per process with episodes), initial_reset_timestamp (the earliest of them, 0 if
+        missing), env_info (env_id and gym_version), manifests (paths), videos (path, path of the description).
 
-        Incomplete episodes and those without steps are skipped, as by Monitor; of imported
-        recordings, which may have no outcomes, all are kept. The return of rewards that are several numbers
-        each is NaN.
+        Incomplete episodes and those without steps are skipped, as by Monitor. Of imported recordings, whose outcomes
+        may be unknown, all are included. Episodes with several rewards per step have the return NaN.
 
-        If a directory has several environments (for which the old function raised), there is a warning, all of
-        this is of the first one, and groups is a list of such dicts, one for each.
+        A directory of several environments causes a warning (the old function raised): the result is that of the
+        first, and groups is a list of such dicts, one per environment.
 
     Raises:
         TraceNotFound: no trace and no recording of Monitor.
-        UnreadableRecording: what Monitor wrote is damaged.
+        UnreadableRecording: the recording of Monitor is damaged.
         CorruptTrace: the trace is damaged.
     """
-    sources = _of_trace(directory) if isinstance(directory, Trace) else _of_directory(directory)
+    sources = _results_of_trace(directory) if isinstance(directory, Trace) else _results_in(directory)
     if problem := differences([source.env_info for source in sources]):
         warnings.warn(
             f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all", stacklevel=2
@@ -255,20 +250,20 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     return {**first, "groups": [first, *others]} if others else first
 
 
-def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
+def _results_in(directory: str | os.PathLike[str]) -> list[_Results]:
     old = OldDirectory(directory)
     if any(map(is_manifest, old.names)):
-        return [_below(old.path, run.results) for run in find_runs(old)]
+        return [_with_paths(old.path, run.results) for run in find_runs(old)]
     if find_writers(LocalStorage(old.path)):
-        return _of_trace(open_trace(old.path))
+        return _results_of_trace(open_trace(old.path))
     raise TraceNotFound(
         f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
         "import recordings of gym_recording first"
     )
 
 
-def _below(directory: Path, results: _Results) -> _Results:
-    """Return the results with the paths of files in place of their names."""
+def _with_paths(directory: Path, results: _Results) -> _Results:
+    """Return the results with paths in place of file names."""
     videos = [(str(directory / video), str(directory / about)) for video, about in results.videos]
     return results._replace(manifests=[str(directory / name) for name in results.manifests], videos=videos)
 
@@ -278,8 +273,8 @@ def _merged(sources: list[_Results]) -> dict[str, Any]:
     order = np.argsort(timestamps, kind="stable").tolist()
 
     def in_order(values: Callable[[_Results], list[Any]]) -> list[Any]:
-        together = [value for source in sources for value in values(source)]
-        return [together[i] for i in order]
+        unordered = [value for source in sources for value in values(source)]
+        return [unordered[i] for i in order]
 
     types = in_order(lambda source: source.types)
     numbers = [number for number, source in enumerate(sources) for _ in source.timestamps]
@@ -298,23 +293,23 @@ def _merged(sources: list[_Results]) -> dict[str, Any]:
     }
 
 
-def _of_trace(trace: Trace) -> list[_Results]:
-    """Return the results of each process of a trace. Training and evaluation of one imported process are joined."""
+def _results_of_trace(trace: Trace) -> list[_Results]:
+    """Return the results of each process of a trace; join the training and evaluation of an imported process."""
     for damage in trace.damage:
         raise damage.error()
     sources: dict[Any, _Results] = {}
     for number, writer in enumerate(trace.readers):
-        source = _of_writer(trace, number, writer)
-        origin = str(writer.about_or_empty.origin.get("manifest", number))
-        before = sources.get(origin)
+        source = _results_of_writer(trace, number, writer)
+        process = str(writer.about_or_empty.origin.get("manifest", number))
+        before = sources.get(process)
         if before is not None:
             joined = ("manifests", "timestamps", "lengths", "rewards", "types")
             source = before._replace(**{name: getattr(before, name) + getattr(source, name) for name in joined})
-        sources[origin] = source
+        sources[process] = source
     return list(sources.values())
 
 
-def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
+def _results_of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
     about = writer.about_or_empty
     table = trace.episodes[trace.episodes["writer"] == number]
     order, begin = by_episode(table)
@@ -323,25 +318,25 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
     if about.has_only_statistics:
         lengths = rows["first_step"]
     origin = about.origin
-    of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
-    whole = complete_rows(rows, trace.readers, lengths=np.asarray(lengths)) | bool(origin)
+    recorded = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
+    included = complete_rows(rows, trace.readers, lengths=np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = f"{writer.writer}{SUFFIX}"
     results = _Results(
         manifests=[manifest],
-        env_info=origin.get("env_info", of_trace),
-        initial_reset=initial_reset if isinstance(initial_reset, float) else _first(table["start_time"]),
+        env_info=origin.get("env_info", recorded),
+        initial_reset=initial_reset if isinstance(initial_reset, float) else _earliest(table["start_time"]),
         videos=_pairs(origin.get("videos")) if origin else _live_videos(writer, manifest),
-        timestamps=[_seconds(end) for end in rows["end_time"][whole].view(np.int64).tolist()],
-        lengths=lengths[whole].tolist(),
-        rewards=returns[whole].tolist(),
-        types=[_TYPES.get(writer.split, writer.split)] * int(whole.sum()),
+        timestamps=[_seconds(end) for end in rows["end_time"][included].view(np.int64).tolist()],
+        lengths=lengths[included].tolist(),
+        rewards=returns[included].tolist(),
+        types=[_TYPES.get(writer.split, writer.split)] * int(included.sum()),
     )
-    return _below(trace.directory, results)
+    return _with_paths(trace.directory, results)
 
 
 def _sums(values: Array, begin: Array) -> Array:
-    """Return the sum of each run of values; begin: where runs begin."""
+    """Return the sum of each run of values. begin: index of the first value of each run."""
     sums: Array = np.add.reduceat(values, begin) if len(begin) else values
     return sums
 
@@ -353,7 +348,7 @@ def _pairs(value: Any) -> list[tuple[str, str]]:
 
 
 def _live_videos(writer: WriterReader, manifest: str) -> list[tuple[str, str]]:
-    """Return the videos of a recorder, each with the manifest, which describes them."""
+    """Return the videos of a recorder, each with its manifest, which describes them."""
     files = [entry.get("file") for entry in writer.files.entries() if entry.get("type") == "video"]
     return [(str(file), manifest) for file in files if _is_name(file)]
 
@@ -362,11 +357,11 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value == os.path.basename(value)
 
 
-def _first(starts: Array) -> float | None:
-    known = starts[~np.isnat(starts)].view(np.int64)
+def _earliest(times: Array) -> float | None:
+    known = times[~np.isnat(times)].view(np.int64)
     return _seconds(int(known.min())) if len(known) else None
 
 
 def _seconds(ns: int) -> float:
-    """Return the nearest float; a time that was a float gets the same one."""
+    """Return ns as the nearest seconds; inverts _ns()."""
     return math.nan if ns == _UNKNOWN else ns / 10**9

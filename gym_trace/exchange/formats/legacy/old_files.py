@@ -15,7 +15,7 @@ from gym_trace.storage.local import LocalReader, LocalStorage
 
 MAX_JSON = 256 << 20  # bytes; the values in it take several times that in memory
 _DEEPEST = 64
-_MOST_AGAIN = 16  # times the bytes of a directory may be read: one file or array can be named many times
+_MOST_READS = 16  # per byte of a directory, as a file or array can be named many times
 
 
 class OldDirectory:
@@ -23,34 +23,34 @@ class OldDirectory:
 
     Attributes:
         path: pathlib.Path.
-        names: of its regular files, sorted with numbers in their order.
+        names: of its regular files, in natural order (a9 before a10).
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         """Raises TraceNotFound."""
         self.path, self._storage = Path(path), LocalStorage(path)
         self.names = sorted(self._storage.names(), key=in_parts)
-        self._latest: tuple[str, Any] = "", b""
-        self._left = _MOST_AGAIN * sum(map(self._storage.size, self.names))
+        self._mapped: tuple[str, Any] = "", b""  # name and bytes of the file that was mapped last
+        self._bytes_left = _MOST_READS * sum(map(self._storage.size, self.names))
 
-    def count_bytes(self, size: int, said_in: Path) -> None:
-        """Count bytes that are read. Raises UnreadableRecording if files or arrays are named again and again."""
-        self._left -= size
-        if self._left < 0:
-            raise malformed(said_in, f"read more than {_MOST_AGAIN} times, as it or its arrays are named so often")
+    def count_bytes(self, size: int, json_path: Path) -> None:
+        """Count bytes that are read. Raises UnreadableRecording if files or arrays are named too often."""
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise malformed(json_path, f"read more than {_MOST_READS} times, as it or its arrays are named so often")
 
     def mapped(self, name: str) -> Any:
-        """Return the bytes of a file, mapped into memory. Raises UnreadableRecording, as all of these."""
-        if self._latest[0] != name:
+        """Return the bytes of a file, mapped into memory. Raises UnreadableRecording."""
+        if self._mapped[0] != name:
             with self._opened(name) as file:
                 raw = mmap.mmap(file.fileno(), file.size, access=mmap.ACCESS_READ) if file.size else b""
-            self._latest = name, raw
-        return self._latest[1]
+            self._mapped = name, raw
+        return self._mapped[1]
 
     def json(
         self, name: str, object_hook: Callable[[dict[str, Any]], Any] | None = None, limit: int = MAX_JSON
     ) -> dict[str, Any]:
-        """Return the JSON object in a file of up to `limit` bytes. object_hook: as of json.loads."""
+        """Return the JSON object in a file of up to `limit` bytes. object_hook: see json.loads."""
         path = self.path / name
         with self._opened(name) as file:
             if file.size > limit:
@@ -60,9 +60,9 @@ class OldDirectory:
         try:
             content = json_of(raw, object_hook=object_hook)
         except (ValueError, RecursionError) as error:
-            what = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise UnreadableRecording(
-                f"{path}: not JSON ({what:.100}): truncated or damaged; import from a good copy, or "
+                f"{path}: not JSON ({reason:.100}): truncated or damaged; import from a good copy, or "
                 "remove what names it to import the rest"
             ) from error
         if not isinstance(content, dict):
@@ -83,18 +83,18 @@ class OldDirectory:
             raise UnreadableRecording(f"{path}: cannot be opened: {error.strerror}") from error
 
 
-def plain_name(name: Any, said_in: Path) -> str:
-    """Return a file name that a file of the recording has. Raises UnreadableRecording for a path."""
+def plain_name(name: Any, json_path: Path) -> str:
+    """Check a file name in a JSON file. Raises UnreadableRecording for a path."""
     if isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") and "\0" not in name:
         return name
     raise UnreadableRecording(
-        f"{said_in}: names {name!r:.100}, not a file next to it; nothing outside of the directory is read"
+        f"{json_path}: names {name!r:.100}, not a file next to it; nothing outside of the directory is read"
     )
 
 
-def malformed(path: Path, what: str) -> UnreadableRecording:
+def malformed(path: Path, problem: str) -> UnreadableRecording:
     """Return the error for a file that is JSON, but malformed."""
-    text = what if what.isprintable() else ascii(what)
+    text = problem if problem.isprintable() else ascii(problem)
     return UnreadableRecording(f"{path}: {text}; damaged, or from an unknown recorder")
 
 

@@ -35,7 +35,7 @@ from gym_trace.exchange.formats.lerobot.features import (
     values_of,
 )
 from gym_trace.exchange.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
-from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, first_writer, led_to
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, after_steps, first_writer
 
 _ENDS = 64  # final observations that are read at a time
 
@@ -66,7 +66,7 @@ def _parts(
 ) -> Iterator[NewSteps]:
     """Yield steps with the observations that they led to. given: columns with the observations before the steps."""
     parts = (({path: rows for path, rows in one.items() if path[0] == "observations"}, one) for one in given)
-    for observations, steps in led_to(chain(parts, [(final, {})])):
+    for observations, steps in after_steps(chain(parts, [(final, {})])):
         yield shaped(steps, observations)
 
 

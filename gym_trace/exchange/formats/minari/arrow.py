@@ -27,7 +27,7 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.foreign import placeholder, read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
-from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos, packed
+from gym_trace.exchange.formats.infos import ANNOTATIONS, PackedInfos, packed
 from gym_trace.exchange.formats.minari.plan import FILE, MinariPlan, are_options
 from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.exchange.formats.parquet.tables import (
@@ -78,7 +78,7 @@ class ArrowEpisodes:
         self._flags = [self._column(rows, _FLAG), self._column(rows, _FLAG)]
         forms = (None if one.dtype is None else RowType(one.dtype, one.shape) for one in plan.infos.columns)
         self._infos = [self._column(rows, form) for form in forms]
-        self._kept: list[bytes | None] = [None] * rows if plan.infos.are_kept_whole else []
+        self._kept: list[bytes | None] = [None] * rows if plan.infos.need_packing else []
         for column, data in zip(plan.infos.columns, self._infos):
             first = column.of_reset(episode.reset_info)
             data[:1] = placeholder(column.dtype, column.shape) if first is None else first
@@ -225,7 +225,7 @@ class ArrowReader:
 
     def _parts(self, file: _ArrowFile, is_ours: bool) -> Iterator[NewSteps]:
         """Yield steps. A row has an observation, its info and the action; the last one has no action."""
-        kept = KeptInfos() if KEY in file.schema.names else None
+        kept = PackedInfos() if KEY in file.schema.names else None
         row, before = 0, None
         with located(file.path):
             for batch in file.batches(file.rows_at_a_time):
@@ -240,7 +240,7 @@ class ArrowReader:
                     yield self._steps(rows, kept, is_ours, leads=len(rows) == row, fault=file.fault)
 
     def _steps(
-        self, rows: pa.RecordBatch, kept: KeptInfos | None, is_ours: bool, leads: bool, fault: Fault
+        self, rows: pa.RecordBatch, kept: PackedInfos | None, is_ours: bool, leads: bool, fault: Fault
     ) -> NewSteps:  # fmt: skip
         steps, led = rows.slice(0, len(rows) - 1), rows if leads else rows.slice(1)
         infos, annotations = (None, {}) if kept is None else kept.take(len(steps))

@@ -156,7 +156,7 @@ def _text(facts: Mapping[str, Any], *names: str) -> str | None:
 _KIND = "Minari"
 _TOLD = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
 _OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # fields of gymnasium before 1.0 that no longer exist
-_NOTES = (
+_WARNINGS = (
     "Minari stores only the flags at the end of an episode; its DataCollector marks incomplete episodes as truncated",
     "Minari stores no episode times and no versions of the recorder",
 )
@@ -182,11 +182,11 @@ class MinariImporter:
             raise UnreadableRecording(f"{data / FILE}: {problem}")
         spaces = _spaces(metadata, about, data)
         jpeg = metadata.get("jpeg_encoding", True) is not False
-        notes = [] if about is not None else [*_NOTES]
+        warnings = [] if about is not None else [*_WARNINGS]
         if None in spaces:
-            notes.append("the dataset has no spaces: they are as wide as the arrays allow")
+            warnings.append("the dataset has no spaces: they are as wide as the arrays allow")
         if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
-            notes.append("images were stored as JPEG and differ from what was observed")
+            warnings.append("images were stored as JPEG and differ from what was observed")
         source = HDF5Reader(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowReader(data, kind, spaces, jpeg)
         total, steps = metadata.get("total_episodes"), metadata.get("total_steps")
         if type(total) is int and total != len(source):
@@ -200,7 +200,7 @@ class MinariImporter:
             infos=True,
         )
         return imported(
-            _KIND, source.episodes(), schema, about, _facts_of(metadata), notes, steps if type(steps) is int else 0
+            _KIND, source.episodes(), schema, about, _facts_of(metadata), warnings, steps if type(steps) is int else 0
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from gym_trace.exchange.formats.hdf5.reading import H5File, H5Group, H5Rows, col
 from gym_trace.exchange.formats.hdf5.writing import Arrays, Group, attribute, info_arrays, new_group
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
-from gym_trace.exchange.formats.infos import ANNOTATIONS, KeptInfos, packed
+from gym_trace.exchange.formats.infos import ANNOTATIONS, PackedInfos, packed
 from gym_trace.exchange.formats.minari.plan import MinariPlan, attributes_of
 from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.exchange.formats.rows import custom, infos_of
@@ -64,7 +64,7 @@ class HDF5Episodes:
         attribute(self._group, KEY, identity)
         for name in self._groups:
             new_group(self._group, name)
-        if self._plan.infos.are_kept_whole and steps:
+        if self._plan.infos.need_packing and steps:
             self._kept = new_group(self._group, KEY)
         self.count += 1
         self._data = {
@@ -93,7 +93,7 @@ class HDF5Episodes:
             arrays.write(data, start, rows)
         for (column, arrays), data in zip(self._infos, self._of_infos):
             arrays.write(data, start + 1, column.rows(window))
-        if self._plan.infos.are_kept_whole:
+        if self._plan.infos.need_packing:
             for place, kept in packed(window, self._plan.infos):
                 bare = Arrays(str(place), np.dtype(np.uint8))
                 bare.write(bare.new(self._kept, len(kept)), 0, np.frombuffer(kept, np.uint8))
@@ -272,7 +272,7 @@ class _Infos:
         """Return the infos of steps, and their annotations."""
         columns = {name: rows.read(begin + 1, end + 1) for name, rows in self._annotations.items()}
         if self._kept is not None:
-            kept = KeptInfos()
+            kept = PackedInfos()
             kept.add(0, np.asarray(self._kept.rows(str(begin)).read(), np.uint8).tobytes())
             infos, annotations = kept.take(end - begin)
             return infos, columns | annotations

@@ -29,7 +29,7 @@ from gym_trace.exchange.formats.parquet.tables import (
     numbers_in,
     parquet_files,
 )
-from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, led_to, named
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, after_steps, named
 from gym_trace.printable import printable
 
 _KIND = "Parquet table"
@@ -237,9 +237,9 @@ class _TableReader:
         metadata = {"imported_from": _KIND, "columns": columns}
         schema = new_schema(_KIND, observations, actions, environment, metadata)
         lengths = self._lengths()
-        return imported(_KIND, self._episodes(lengths), schema, notes=self._notes_on_table(), steps=self._table.rows)
+        return imported(_KIND, self._episodes(lengths), schema, warnings=self._table_warnings(), steps=self._table.rows)
 
-    def _notes_on_table(self) -> Iterator[str]:
+    def _table_warnings(self) -> Iterator[str]:
         """Yield which columns were taken for what, and what the table lacks."""
         roles = (f"{role} from {' + '.join(map(printable, names))}" for role, names in self._roles.items())
         yield f"read as a table with one row per step: {', '.join(roles)}"
@@ -337,7 +337,7 @@ class _TableReader:
                 yield rows["observations"], rows
             yield (cut(rows["next_observations"], count - 1) if "next_observations" in rows else final), None
 
-        for observations, rows in led_to(parts()):
+        for observations, rows in after_steps(parts()):
             terminated, truncated, notes = rows["terminations"], rows["truncations"], rows["annotations"]
             yield NewSteps(observations, rows["actions"], rows["rewards"], terminated, truncated, annotations=notes)
 

@@ -22,7 +22,7 @@ from gym_trace.exchange.formats.foreign import Values
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported
 from gym_trace.exchange.formats.parquet.tables import Table, located
-from gym_trace.exchange.formats.rows import RowQueue, first_writer, led_to
+from gym_trace.exchange.formats.rows import RowQueue, after_steps, first_writer
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.scan import KEPT, StepRuns
@@ -284,7 +284,7 @@ def _episodes(table: Table, steps: RowQueue, episodes: RowQueue) -> Iterator[New
 def _parts(table: Table, steps: RowQueue, number: int, count: int, final: Any) -> Iterator[NewSteps]:
     if not count:
         yield NewSteps(final, None, np.empty(0))
-    for observations, rows in led_to(chain(_steps_of(table, steps, number, count), [(final, None)])):
+    for observations, rows in after_steps(chain(_steps_of(table, steps, number, count), [(final, None)])):
         infos = rows.get("info")
         yield NewSteps(
             observations,

@@ -104,7 +104,7 @@ class _DataSet:
         metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
         about = metadata.get(KEY)
         self.about = about if isinstance(about, str) else None
-        self.notes = [f"{name} skipped: unknown feature type {kind}" for name, kind in unknown.items()]
+        self.warnings = [f"{name} skipped: unknown feature type {kind}" for name, kind in unknown.items()]
         self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
         shards = [shard for split in self.splits for shard in split.shards]
         if len(set(shards)) < len(shards):
@@ -126,7 +126,7 @@ class _DataSet:
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: unsupported names of shards")
         *_, following = _shard_names(template, dataset, name, len(lengths) + 1) or [""]
         if following and (self.path / following).is_file():
-            self.notes.append(f"{following} skipped: dataset_info.json does not list it; its writer was not closed")
+            self.warnings.append(f"{following} skipped: dataset_info.json does not list it; its writer was not closed")
         counts = [int(text) for length in lengths if (text := str(length)).isdecimal() and len(text) < 16]
         return _Split(name, [self.path / name for name in names], sum(counts))
 
@@ -147,7 +147,7 @@ class _DataSet:
             reader = _EpisodeReader(self, layouts, last_step == "step")
             parts.append(imported(_KIND, reader.episodes(split), schema, facts=facts))
         found = together(parts)
-        found.notes = self.notes
+        found.warnings = self.warnings
         return found
 
     def _last_step(self, layouts: Layouts) -> str:
@@ -157,7 +157,7 @@ class _DataSet:
         ]
         if 2 * sum(given) <= len(given):
             return "observation"
-        self.notes.append(
+        self.warnings.append(
             f"in {sum(given)} of the first {len(given)} episodes the last step has an action or a reward, as in most "
             "robot data: it is read as a step with an unknown final observation. With last_step=observation it is the "
             "final observation alone, as RLDS defines it"
@@ -198,7 +198,7 @@ class _EpisodeReader:
             for path, leaf in leaves_of(beside)
         }
 
-    def _notes_at_end(self) -> Iterator[str]:
+    def _warnings_at_end(self) -> Iterator[str]:
         """Yield what the source lacks, and what a trace cannot store."""
         if self._ours:
             return
@@ -233,7 +233,7 @@ class _EpisodeReader:
             raise UnreadableRecording(
                 f"{self._data.path}: the split {split.name} has {counts}; a file may be incomplete"
             )
-        self._data.notes += self._notes_at_end()
+        self._data.warnings += self._warnings_at_end()
 
     def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, FeatureList]]]:
         for shard in split.shards:

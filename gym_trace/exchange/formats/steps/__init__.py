@@ -1,1 +1,1 @@
-"""Recorded steps in formats of others: JSON lines, CSV, npz. In windows, so that memory does not grow with episodes."""
+"""Steps as JSON lines, CSV and npz, in bounded memory."""

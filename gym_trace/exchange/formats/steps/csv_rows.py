@@ -1,4 +1,4 @@
-"""Steps as CSV: a line each, a column for each number, all else as JSON in one cell."""
+"""Steps as CSV: one line per step, one column per number, all else as JSON in one cell."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gym_trace.playback.column_selection import ColumnSelection, name_of, names_
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
-MOST_COLUMNS = 64  # numbers of an array that get columns of their own
-_FACTS = ("episode", "step")
-_LOOKED_AT = 64  # windows that are looked at before the heading
-_FORMULA = tuple("=+-@＝＋－＠")  # first characters of formulas in spreadsheets
+MOST_COLUMNS = 64  # per array; a larger array is JSON in one cell
+_INDEX_COLUMNS = ("episode", "step")
+_INSPECTED_WINDOWS = 64  # at most, before the heading is written
+_FORMULA_STARTS = tuple("=+-@＝＋－＠")  # in spreadsheets
 
 
 class _Cells(NamedTuple):
-    """The columns that a leaf has in the CSV. spreadsheet: as csv_lines() has it."""
+    """The CSV columns of a leaf. spreadsheet: see csv_lines()."""
 
     names: tuple[str, ...]
-    shape: tuple[int, ...] | None  # shape of rows with one column per number; None: one column
+    shape: tuple[int, ...] | None  # rows with one column per number; None: one column of JSON
     spreadsheet: bool
 
     @property
@@ -41,20 +41,20 @@ class _Cells(NamedTuple):
         if _are_numbers(rows) and rows.shape[1:] == self.shape:
             return [list(map(_number, row)) for row in rows.reshape(len(rows), len(self.names)).tolist()]
         if rows.dtype != object:
-            return [self._alone(row) for row in rows_of(rows, Form(rows.dtype, rows.shape[1:]))]
-        return [self._of_value(row) for row in rows]
+            return [self._in_one_cell(row) for row in rows_of(rows, Form(rows.dtype, rows.shape[1:]))]
+        return [self._cells_of(row) for row in rows]
 
-    def _of_value(self, row: Any) -> list[str]:
+    def _cells_of(self, row: Any) -> list[str]:
         array = np.asarray(row) if isinstance(row, (np.ndarray, np.generic)) else None
         if array is not None and _are_numbers(array) and array.shape == self.shape:
             return list(map(_number, array.ravel().tolist()))
-        return self._alone(tagged(row))
+        return self._in_one_cell(tagged(row))
 
-    def _alone(self, value: Any) -> list[str]:
-        """A JSON value as text in the first column, with control characters escaped for terminals."""
+    def _in_one_cell(self, value: Any) -> list[str]:
+        """Return cells with a JSON value as text in the first one, safe for terminals; the others are empty."""
         if isinstance(value, str):
             text = printable(value)
-            text = f"'{text}" if self.spreadsheet and text.startswith(_FORMULA) else text
+            text = f"'{text}" if self.spreadsheet and text.startswith(_FORMULA_STARTS) else text
         elif value is None:
             text = ""
         else:
@@ -73,23 +73,23 @@ def _number(value: Any) -> str:
 def csv_lines(
     windows: Iterator[Window], trace: Trace, selection: ColumnSelection, spreadsheet: bool = False
 ) -> Iterator[str]:
-    """Yield blocks of lines with their ends, the heading first. windows: of the chosen columns of this trace.
+    """Yield the heading, then blocks of lines. windows: of the selected columns of this trace.
 
-    A line is a step with the observation that it led to. Before the first step of an episode comes a line that has
-    only the observation before, with the number of the step before: -1 where that was the reset.
+    A line has a step and the observation after it. Before the first step of an episode, an additional line has
+    the initial observation alone, numbered as the step before: -1 for the reset.
 
     spreadsheet: put ' in front of texts that a spreadsheet would take for formulas.
 
-    Raises InvalidOption: the episodes do not have the same columns, so that no heading fits all of them.
+    Raises InvalidOption if an episode has a column that the heading lacks.
     """
-    first: list[Window] = []
-    for window in islice(windows, _LOOKED_AT):
-        first.append(window)
+    inspected: list[Window] = []
+    for window in islice(windows, _INSPECTED_WINDOWS):
+        inspected.append(window)
         if window.steps:
             break
-    cells = _heading(trace, selection, first, spreadsheet)
-    yield _text([[*_FACTS, *(name for leaf in cells.values() for name in leaf.names)]])
-    for window in chain(first, windows):
+    cells = _heading(trace, selection, inspected, spreadsheet)
+    yield _text([[*_INDEX_COLUMNS, *(name for leaf in cells.values() for name in leaf.names)]])
+    for window in chain(inspected, windows):
         yield _text(_rows(window, selection, cells))
 
 
@@ -103,7 +103,7 @@ def _heading(trace: Trace, selection: ColumnSelection, windows: list[Window], sp
                 shapes[path] = leaf.shape  # declared shape: some rows differ
             elif len(rows) or path not in shapes:
                 shapes[path] = rows.shape[1:] if _are_numbers(rows) else None
-    for name in names_in(trace) if windows else ():  # the first steps may have no value for some
+    for name in names_in(trace) if windows else ():  # annotations may be missing in the first steps
         path = tuple(name.split("/", 1))
         if path[0] == "annotations" and len(path) > 1 and selection.takes(path):
             shapes.setdefault(path, None)
@@ -114,7 +114,7 @@ def _cells(path: Path, shape: tuple[int, ...] | None, spreadsheet: bool) -> _Cel
     name = printable(name_of(path))
     if not shape or not 0 < math.prod(shape) <= MOST_COLUMNS:
         return _Cells((name,), () if shape == () else None, spreadsheet)
-    names = (f"{name}[{','.join(map(str, place))}]" for place in np.ndindex(shape))
+    names = (f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(shape))
     return _Cells(tuple(names), shape, spreadsheet)
 
 
@@ -122,13 +122,13 @@ def _rows(window: Window, selection: ColumnSelection, cells: dict[Path, _Cells])
     filled: dict[Path, list[list[str]]] = {}
     for path, rows in window.columns.items():
         # Rows without the structure of their space go to the first column of that space.
-        place = path if path in cells else next((known for known in cells if known[: len(path)] == path), None)
-        if place is None:
+        leaf_path = path if path in cells else next((known for known in cells if known[: len(path)] == path), None)
+        if leaf_path is None:
             raise InvalidOption(
-                f"episode {window.episode.index} has a column {name_of(path)}, which those before it do not have, and "
-                "CSV has one heading: choose others with --episodes or --columns, or write JSON lines"
+                f"episode {window.episode.index}: column {name_of(path)} is missing in the episodes before, and "
+                "CSV has one heading; choose others with --episodes or --columns, or write JSON lines"
             )
-        filled[place] = cells[place].filled(rows)
+        filled[leaf_path] = cells[leaf_path].filled(rows)
     columns = []
     for path, leaf in cells.items():
         if path not in filled:
@@ -139,9 +139,9 @@ def _rows(window: Window, selection: ColumnSelection, cells: dict[Path, _Cells])
             unknown = window.has_placeholder and window.steps > 0
             columns.append([*filled[path][:-1], leaf.blank] if unknown else filled[path])
     index, before = str(window.episode.index), window.first_step - 1
-    for i, parts in enumerate(zip(*columns)):
+    for i, row in enumerate(zip(*columns)):
         if i or (window.opens and "observations" in selection.roots):
-            yield [index, str(before + i), *chain.from_iterable(parts)]
+            yield [index, str(before + i), *chain.from_iterable(row)]
 
 
 def _text(rows: Iterable[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The formats of gym-trace cat as exporters: JSON lines, CSV, npz."""
+"""Exporters of the formats of gym-trace cat: JSON lines, CSV, npz."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gym_trace.exchange.formats.steps.npz import columns_in, write_npz
 from gym_trace.playback.column_selection import name_of, select_columns
 from gym_trace.playback.scan import KEPT
 
-_MANY = 4096  # episodes
+_EPISODES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CsvExporter:
 
 @dataclass(frozen=True)
 class NpzExporter:
-    """NumPy: one .npz file with an array for each column, of all episodes one after the other"""
+    """NumPy: one .npz file with one array per column, of all episodes one after the other"""
 
     name: ClassVar[str] = "npz"
     makes: ClassVar[str] = "file"
@@ -100,24 +100,24 @@ class NpzExporter:
     def plan(self, source: ExportSource) -> ExportPlan:
         mixed = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]
         if mixed:
-            raise InvalidOption(f"{mixed[0]} has rows of several dtypes, and npz has one of a column: export to jsonl")
+            raise InvalidOption(f"{mixed[0]}: has rows of several dtypes, and an npz column has one; export to jsonl")
         return ExportPlan((), partial(self._write, source), self._how_to_load)
 
     def _write(self, source: ExportSource, target: Target) -> None:
         trace = source.trace
-        selection, places = select_columns(trace, None), np.arange(len(trace))
-        columns, done = [name_of(path) for path in columns_in(trace, places, selection)], 0
+        selection, episodes = select_columns(trace, None), np.arange(len(trace))
+        columns, steps_done = [name_of(path) for path in columns_in(trace, episodes, selection)], 0
 
-        def on_progress(column: str, rows: int, of: int) -> None:
-            nonlocal done
-            share = int(source.steps * (columns.index(column) + rows / max(1, of)) / len(columns))
-            source.advance(share - done)
-            done = share
+        def on_progress(column: str, rows_done: int, rows: int) -> None:
+            nonlocal steps_done
+            equivalent = int(source.steps * (columns.index(column) + rows_done / max(1, rows)) / len(columns))
+            source.advance(equivalent - steps_done)
+            steps_done = equivalent
 
         with open(target.staged, "wb") as file:
-            beside: dict[str, Iterable[str]] = {f"{KEY}.json": [source.about], f"{KEY}.jsonl": _identities(source)}
-            write_npz(trace, places, selection, file, on_progress=on_progress, beside=beside)
-        source.advance(source.steps - done)
+            texts: dict[str, Iterable[str]] = {f"{KEY}.json": [source.about], f"{KEY}.jsonl": _identities(source)}
+            write_npz(trace, episodes, selection, file, on_progress=on_progress, texts=texts)
+        source.advance(source.steps - steps_done)
 
     def _how_to_load(self, path: Path) -> str:
         return (
@@ -128,5 +128,5 @@ class NpzExporter:
 
 
 def _identities(source: ExportSource) -> Iterator[str]:
-    for begin in range(0, len(source.trace), _MANY):
-        yield from source.identities(np.arange(begin, min(begin + _MANY, len(source.trace))))
+    for begin in range(0, len(source.trace), _EPISODES_AT_ONCE):
+        yield from source.identities(np.arange(begin, min(begin + _EPISODES_AT_ONCE, len(source.trace))))

@@ -27,18 +27,19 @@ def json_lines(
     on_error: OnError | None = None,
     identity: Callable[[Episode], str] | None = None,
 ) -> Iterator[str]:
-    """Yield the lines with their ends: strict JSON, ASCII. windows: of the chosen columns, with the same on_error.
+    """Yield lines of strict JSON, ASCII, with line ends. windows: of the selected columns, with the same on_error.
 
     identity: returns the text of an episode for its key "gym_trace".
     """
     declared: dict[str, Any] = {}
     index = None
     for window in windows:
-        forms, rows = {}, {}
+        changed, rows = {}, {}
         for root in selection.roots:
             if root != "infos" or ("infos",) in window.columns:
-                forms[root], rows[root] = _column(window, root, selection)
-        changed = {root: form for root, form in forms.items() if form is not None and declared.get(root) != form}
+                declaration, rows[root] = _column(window, root, selection)
+                if declaration is not None and declaration != declared.get(root):
+                    changed[root] = declaration
         if changed:
             declared |= changed
             yield _line({"type": "columns", "writer": window.episode.writer, **changed})
@@ -74,15 +75,15 @@ def _steps(window: Window, rows: dict[str, list[Any]], on_error: OnError | None)
 
 
 def _return(episode: Episode) -> float | list[float] | None:
-    """None where unknown or infinite, a list where rewards are several numbers each, as in a listing."""
-    known = episode.total_reward
-    if np.size(known) > MOST_OBJECTIVES or not np.isfinite(known).all():
+    """Return the return, a list for rewards of several objectives; None where unknown, infinite or too long."""
+    total = episode.total_reward
+    if np.size(total) > MOST_OBJECTIVES or not np.isfinite(total).all():
         return None
-    return known if isinstance(known, float) else np.ravel(known).astype(np.float64).tolist()
+    return total if isinstance(total, float) else np.ravel(total).astype(np.float64).tolist()
 
 
 def _episode(episode: Episode, on_error: OnError | None) -> dict[str, Any]:
-    facts = {
+    line = {
         "type": "episode",
         "episode": episode.index,
         **{name: getattr(episode, name) for name in ("episode_id", "writer", "split", "lane", "first_step")},
@@ -93,14 +94,14 @@ def _episode(episode: Episode, on_error: OnError | None) -> dict[str, Any]:
         "start_time": _time(episode.start_time),
         "end_time": _time(episode.end_time),
     }
-    started = _unless_damaged(
+    start = _unless_damaged(
         lambda: {"seed": episode.seed, "options": episode.options, "rng_state": episode.rng_state}, on_error
     )
-    return facts | {name: tagged(value) for name, value in (started or {}).items()}
+    return line | {name: tagged(value) for name, value in (start or {}).items()}
 
 
 def _unless_damaged(read: Callable[[], _Read], on_error: OnError | None) -> _Read | None:
-    """Return what is read; None after a call of on_error, if there is one and it is damaged."""
+    """Return read(). On damage call on_error and return None; without on_error raise."""
     try:
         return read()
     except CorruptTrace as error:
@@ -118,27 +119,27 @@ def _time(nanoseconds: int | None) -> str | None:
 
 
 def _column(window: Window, root: str, selection: ColumnSelection) -> tuple[Any, list[Any]]:
-    """The declaration of a column, None if it has no rows to infer it from, and its rows."""
+    """Return the declaration of a column, None if it has no rows to infer it from, and its rows."""
     layouts, count, columns = window.writer.layouts, window.steps, window.columns
     if root == "observations":
         return _tree(layouts.observations, columns, (root,), selection, count + 1)
     if root == "actions":
         declared, rows = _tree(layouts.actions, columns, (root,), selection, count)
     elif root == "annotations":
-        parts = {path[1]: _values(values, None) for path, values in columns.items() if path[0] == root}
-        declared, rows = _joined(parts, count)
+        parts = {path[1]: _leaf(values, None) for path, values in columns.items() if path[0] == root}
+        declared, rows = _dict(parts, count)
     else:
-        declared, rows = _values(columns[(root,)], None)
+        declared, rows = _leaf(columns[(root,)], None)
     return declared if count else None, rows
 
 
 def _tree(
     layout: Layout, columns: dict[Path, Array], path: Path, selection: ColumnSelection, count: int
 ) -> tuple[Any, list[Any]]:
-    """The declaration of the chosen parts of a space, and their rows, if there are any in columns."""
+    """Return the declaration of the selected parts of a space, and their rows; no rows if columns has none."""
     if isinstance(layout, Leaf):
-        return _values(columns.get(path), layout)
-    if path in columns:  # rows without the structure of the space, and all others of the window
+        return _leaf(columns.get(path), layout)
+    if path in columns:  # some rows of the window lack the structure of the space
         declared, _ = _tree(layout, {}, path, selection, 0)
         return declared, [{"$value": tagged(value)} for value in columns[path]]
     keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
@@ -149,16 +150,18 @@ def _tree(
     }
     if layout.keys is None:
         parts = {key: parts.get(key, (None, [None] * count)) for key in keys}
-        return {"tuple": [form for form, _ in parts.values()]}, _rows([rows for _, rows in parts.values()], count)
-    declared, rows = _joined(parts, count)
+        return {"tuple": [declared for declared, _ in parts.values()]}, _rows(
+            [rows for _, rows in parts.values()], count
+        )
+    declared, rows = _dict(parts, count)
     return {"dict": declared}, rows
 
 
-def _joined(parts: dict[Any, tuple[Any, list[Any]]], count: int) -> tuple[Any, list[Any]]:
-    """Maps of declarations, and of the rows."""
+def _dict(parts: dict[Any, tuple[Any, list[Any]]], count: int) -> tuple[Any, list[Any]]:
+    """Return a map of the declarations of parts, and their rows as maps."""
     keys = list(parts)
     rows = _rows([rows for _, rows in parts.values()], count)
-    return _map(keys, [form for form, _ in parts.values()]), [_map(keys, row) for row in rows]
+    return _map(keys, [declared for declared, _ in parts.values()]), [_map(keys, row) for row in rows]
 
 
 def _rows(columns: list[list[Any]], count: int) -> list[Any]:
@@ -166,15 +169,16 @@ def _rows(columns: list[list[Any]], count: int) -> list[Any]:
 
 
 def _map(keys: list[Any], values: list[Any]) -> Any:
-    """A map of what is JSON already, written as tagged() would."""
+    """Return a map of JSON values in the form of tagged()."""
     if is_plain_map(keys):
         return dict(zip(keys, values))
     return {"$map": [[tagged(key), value] for key, value in zip(keys, values)]}
 
 
-def _values(rows: Array | None, leaf: Leaf | None) -> tuple[dict[str, Any], list[Any]]:
+def _leaf(rows: Array | None, leaf: Leaf | None) -> tuple[dict[str, Any], list[Any]]:
+    """Return the declaration and the rows of a leaf."""
     if rows is not None and rows.dtype != object:
         form: Form | None = Form(rows.dtype, rows.shape[1:])
-    else:  # values of many types: the declared dtype
+    else:  # rows of several types: as the space declares
         form = None if leaf is None or leaf.dtype is None else Form(leaf.dtype, leaf.shape)
     return {"dtype": None} if form is None else form.declared(), [] if rows is None else rows_of(rows, form)

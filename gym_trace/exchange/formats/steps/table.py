@@ -1,4 +1,4 @@
-"""StepTable: chosen steps of recorded episodes, as text, arrays or statistics."""
+"""StepTable: selected steps of recorded episodes, as text, arrays or statistics."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gym_trace.tools.statistics.describe import plain
 
 
 class StepTable:
-    """Steps of recorded episodes: the rows that `gym-trace cat` prints. Memory grows neither with them nor a trace.
+    """Steps of recorded episodes: the rows that `gym-trace cat` prints, in bounded memory.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         columns: names of columns, or of their parts, such as "observations/image"; None: all.
         steps: the steps of each episode.
         where: only steps where this condition holds, such as "reward < -5"; excludes steps.
         context: with where, also this many steps before and after each.
-        on_damage: called with the error for what cannot be read, which is skipped; None: the error is raised.
+        on_damage: called with the error of each damaged part, which is then skipped; None: raise the error.
 
     Attributes:
-        roots: the chosen columns of the first level, in their usual order.
+        roots: the selected columns of the first level, in their usual order.
 
     Raises:
         InvalidOption: unknown column, or invalid condition.
@@ -53,8 +53,8 @@ class StepTable:
         on_damage: Callable[[CorruptTrace], None] | None = None,
     ):
         view = as_trace(trace)
-        self._trace, self._places = view.whole, view.chosen
-        self._choice = select_columns(self._trace, columns)
+        self._trace, self._episodes = view.whole, view.chosen
+        self._selection = select_columns(self._trace, columns)
         self._steps, self._context, self._on_damage = steps, context, on_damage
         self._hits = (
             None if where is None else view.find_steps(where, on_damage="raise" if on_damage is None else "skip")
@@ -62,16 +62,16 @@ class StepTable:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        return self._choice.roots
+        return self._selection.roots
 
     @staticmethod
     def columns_of(trace: TraceLike) -> list[str]:
-        """Return the names that can be chosen of a trace: first the columns of every trace, then their parts."""
+        """Return the names for `columns`: first the columns of every trace, then their parts."""
         return names_in(as_trace(trace))
 
     @staticmethod
     def text_of(value: Any) -> str:
-        """Return a value of a window as JSON, approximately: NaN is null, and large arrays are only described."""
+        """Return a value of a window as JSON, lossy: NaN is null, and large arrays are only described."""
         return json.dumps(plain(value), ensure_ascii=False)
 
     def __len__(self) -> int:
@@ -82,37 +82,37 @@ class StepTable:
 
     def windows(self) -> Iterator[Window]:
         """Yield the rows, some consecutive steps of one episode at a time."""
-        on_error, wanted = self._on_damage, self._places
+        on_error, episodes = self._on_damage, self._episodes
         on_damage = None if on_error is None else (lambda damage: on_error(damage.error()))
-        which: slice | list[slice] = self._steps
+        steps: slice | list[slice] = self._steps
         if self._hits is not None:
-            first, runs = self._trace.episodes["first_step"][wanted], list(_runs(self._hits, self._context))
-            # A window that begins with step 0 has the observation before it, too.
-            which = [slice(max(0, begin - int(first[place])), end - int(first[place])) for place, begin, end in runs]
-            wanted = wanted[[place for place, *_ in runs]] if runs else wanted[:0]
-        return step_windows(self._trace, self._choice, wanted, which, on_damage)
+            first, runs = self._trace.episodes["first_step"][episodes], list(_runs(self._hits, self._context))
+            # Not below 0: a window that begins with step 0 also has the initial observation.
+            steps = [slice(max(0, begin - int(first[i])), end - int(first[i])) for i, begin, end in runs]
+            episodes = episodes[[i for i, *_ in runs]] if runs else episodes[:0]
+        return step_windows(self._trace, self._selection, episodes, steps, on_damage)
 
     def json_lines(self) -> Iterator[str]:
         """Yield JSON lines, lossless (docs/reference/steps.md)."""
-        return json_lines(self.windows(), self._choice, self._on_damage)
+        return json_lines(self.windows(), self._selection, self._on_damage)
 
     def csv_lines(self) -> Iterator[str]:
         """Yield a heading and lines of CSV, one column per number."""
-        return csv_lines(self.windows(), self._trace, self._choice)
+        return csv_lines(self.windows(), self._trace, self._selection)
 
     def write_npz(self, file: BinaryIO, on_progress: Callable[[str, int, int], None] | None = None) -> None:
         """Write one array per column. on_progress: called with the column, rows done, and rows in total."""
-        write_npz(self._trace, self._places, self._choice, file, self._steps, on_progress)
+        write_npz(self._trace, self._episodes, self._selection, file, self._steps, on_progress)
 
     def statistics(self, on_progress: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
-        """Return statistics of each column: of numbers min, mean, max, nan and more, of others distinct values.
+        """Return statistics of each column: min, mean, max, nan and more of numbers, distinct values of others.
 
         on_progress: called with the number of steps done.
         """
         values, done = StepValues(), 0
         for window in self.windows():
             for path, rows in window.columns.items():
-                if path[0] == "observations":  # the row before these steps is that after the last ones
+                if path[0] == "observations":  # the previous window had the first row, unless this one opens
                     rows = rows[not window.opens : len(rows) - (window.has_placeholder and window.steps > 0)]
                 values.add(path, rows)
             done += window.steps
@@ -126,7 +126,7 @@ class StepTable:
 
 
 def _runs(hits: Array, context: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (episode, first step, step after the last) of the steps around hits, neighbours joined."""
+    """Yield (episode, first step, step after the last) of the steps around hits; join neighbours and overlaps."""
     run: tuple[int, int, int] | None = None
     for episode, step in hits.tolist():
         begin, end = step - context, step + context + 1

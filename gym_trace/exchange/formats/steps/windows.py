@@ -1,4 +1,4 @@
-"""Steps of one episode at a time: memory grows neither with an episode nor with the trace."""
+"""Steps in windows: some steps of one episode at a time, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Window(NamedTuple):
         writer: its writer.
         start: index of the first of these steps in the episode.
         steps: number of steps.
-        opens: True if they come first, or after a gap, so that no window had the observation before them.
-        closes: True if they are the last steps of the episode.
+        opens: True for the first steps of the episode, or after a gap: no other window has the observation before.
+        closes: True for the last steps of the episode.
         has_placeholder: True if the last row of observations is unknown.
         columns: rows by path, one per leaf of a space: ("observations", "image"), ("rewards",), ("annotations", name).
-            Observations have one row more than the others. Values of any type, such as infos, are objects. Infos that
-            were not recorded are missing, and so may annotations be. Rows that do not have the structure of their space
-            are under its own path, ("observations",).
+            Observations have one more row than the others. Values of any type, such as infos, are objects. Columns
+            that were not recorded are missing, such as infos or annotations. Rows that lack the structure of their
+            space have the path of the space, ("observations",).
     """
 
     episode: Episode
@@ -65,33 +65,33 @@ def step_windows(
         episodes: indices, in any order. None: all.
         steps, on_damage, finals, prefix: see Scan, which reads them.
     """
-    wanted = np.arange(len(trace)) if episodes is None else np.fromiter(episodes, np.int64)
+    indices = np.arange(len(trace)) if episodes is None else np.fromiter(episodes, np.int64)
     index, episode = -1, None
     for runs in Scan(
         trace.content,
         selection.columns,
-        wanted,
+        indices,
         order=EPISODE,
         steps=steps,
         finals=finals,
         prefix=prefix,
         on_damage=on_damage,
     ):
-        facts = (runs.episode, runs.starts_at, runs.lengths, runs.opens, runs.closes, ~runs.final_known)
+        fields = (runs.episode, runs.starts_at, runs.lengths, runs.opens, runs.closes, ~runs.final_known)
         bounds = [offsets.tolist() for offsets in (runs.observation_offsets, runs.step_offsets)]
-        for run, (found, start, steps_of_run, opens, closes, has_placeholder) in enumerate(
-            zip(*(fact.tolist() for fact in facts))
+        for run, (run_episode, start, run_steps, opens, closes, has_placeholder) in enumerate(
+            zip(*(field.tolist() for field in fields))
         ):
-            if episode is None or found != index:
-                index, episode = found, exported_episode(trace, trace[found], finals, prefix)
+            if episode is None or run_episode != index:
+                index, episode = run_episode, exported_episode(trace, trace[run_episode], finals, prefix)
             columns = runs.columns
             if len(runs) > 1:
-                of_observations, of_steps = (slice(*offsets[run : run + 2]) for offsets in bounds)
+                observation_rows, step_rows = (slice(*offsets[run : run + 2]) for offsets in bounds)
                 columns = {
-                    path: rows[of_observations if path[0] == "observations" else of_steps]
+                    path: rows[observation_rows if path[0] == "observations" else step_rows]
                     for path, rows in columns.items()
                 }
-            yield Window(episode, runs.reader, start, steps_of_run, opens, closes, has_placeholder, columns)
+            yield Window(episode, runs.reader, start, run_steps, opens, closes, has_placeholder, columns)
 
 
 def exported_episode(trace: Trace, episode: Episode, finals: str, prefix: bool) -> Episode:
@@ -106,11 +106,11 @@ def exported_episode(trace: Trace, episode: Episode, finals: str, prefix: bool) 
 
 
 def is_terminated(writer: WriterReader, rows: Array) -> Array:
-    """Return for each of these episodes of a writer whether its last step is terminated."""
-    found: Array = writer.fragments.flags[writer.parts.last_of(rows)] & wire.TERMINATED > 0
-    return found
+    """Return (rows,) bool: the terminated flag of the last step of each of these episodes of a writer."""
+    flags: Array = writer.fragments.flags[writer.parts.last_of(rows)] & wire.TERMINATED > 0
+    return flags
 
 
 def with_repeated_final(tree: Any) -> Any:
-    """Return observations whose last row is the one before it again."""
+    """Return observations with the last row replaced by the one before."""
     return mapped(lambda rows: np.concatenate((rows[:-1], rows[-2:-1])), tree)

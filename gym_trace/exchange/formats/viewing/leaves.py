@@ -16,11 +16,8 @@ from gym_trace.playback.row_types import RowType
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 
 
-class Column(NamedTuple):
-    """A column.
-
-    name: as "observation/position". form: of its rows; None: arbitrary values. is_image: whether rows become PNG.
-    """
+class ViewColumn(NamedTuple):
+    """A column. name: such as "observation/position". form: None: arbitrary values. is_image: rows become PNG."""
 
     name: str
     path: Path
@@ -34,34 +31,37 @@ class Column(NamedTuple):
 
 
 FLAGS = tuple(
-    Column(name, (path,), RowType(np.dtype(np.bool_), ()), is_image=False)
+    ViewColumn(name, (path,), RowType(np.dtype(np.bool_), ()), is_image=False)
     for name, path in (("terminated", "terminations"), ("truncated", "truncations"))
 )
 
 
-def columns_in(source: ExportSource) -> list[Column]:
+def columns_in(source: ExportSource) -> list[ViewColumn]:
     """Return all columns of a trace but FLAGS."""
     layouts, forms = source.layouts, source.forms
     leaves = [leaf.path for layout in (layouts.observations, layouts.actions) for leaf in layout.leaves()]
     others = [path for path in forms if path[0] in ("annotations", "infos")]
     return [
-        Column(name_of(path), path, form := forms[path], form is not None and is_image(form))
+        ViewColumn(name_of(path), path, form := forms[path], form is not None and is_image(form))
         for path in (*leaves, ("rewards",), *sorted(others, key=str))
     ]
 
 
 def name_of(path: Path) -> str:
-    """A path with slashes; one in a key becomes %2F, and an empty key %."""
+    """Return a path as text, joined by slashes; a slash in a key becomes %2F, and an empty key %."""
     parts = [str(part).replace("%", "%25").replace("/", "%2F") or "%" for part in path[1:]]
     return "/".join((_ROOTS.get(str(path[0]), str(path[0])), *parts))
 
 
-def rows_of(columns: list[Column], window: Window) -> dict[str, Array]:
-    """Return the rows of a window by column name: typed if the column has a form, otherwise objects."""
-    nothing = objects([None] * window.steps)
+def rows_of(columns: list[ViewColumn], window: Window) -> dict[str, Array]:
+    """Return the rows of a window by column name: typed if the column has a form, otherwise objects.
+
+    Only an opening window has the row of observations before its first step.
+    """
+    missing = objects([None] * window.steps)
     found = {}
     for column in columns:
-        rows = window.columns.get(column.path, nothing)
+        rows = window.columns.get(column.path, missing)
         if column.path[0] == "observations" and not window.opens:
             rows = rows[1:]
         if (form := column.form) is None:

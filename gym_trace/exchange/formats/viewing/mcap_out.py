@@ -1,4 +1,4 @@
-"""A trace as MCAP, which Foxglove shows: one channel per leaf, with JSON messages, or compressed images."""
+"""Export to MCAP, for Foxglove: one channel per leaf, with JSON messages or compressed images."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
-from gym_trace.exchange.formats.viewing.leaves import FLAGS, Column, columns_in, rows_of
+from gym_trace.exchange.formats.viewing.leaves import FLAGS, ViewColumn, columns_in, rows_of
 
-EPISODE = f"{KEY}.episode"  # the name of the metadata of an episode
+EPISODE = f"{KEY}.episode"  # name of the metadata records of episodes
 _IMAGE = "foxglove.CompressedImage"
-_SECOND = 1_000_000_000
+_SECOND = 1_000_000_000  # ns
 _LATEST = 1 << 62  # ns
 _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
 _COUNTS = {"episode": {"type": "integer"}, "step": {"type": "integer"}}
@@ -40,10 +40,10 @@ _TIME = {
 
 @dataclass(frozen=True)
 class McapExporter:
-    """MCAP, which Foxglove opens: a channel of JSON, or of PNG images, for each part of observations and actions.
+    """MCAP, which Foxglove opens: one channel of JSON or PNG images per part of observations and actions.
 
-    fps: steps a second of the time line. Episodes follow one another on it, a second apart; the first begins when it
-    was recorded.
+    fps: steps per second of the timeline. Episodes follow one another, a second apart, from the start time of the
+    first.
     """
 
     name: ClassVar[str] = "mcap"
@@ -86,12 +86,12 @@ class McapExporter:
 
     @property
     def _spacing(self) -> int:
-        """Nanoseconds from a step to the next."""
+        """Return the nanoseconds from a step to the next."""
         return round(_SECOND / self.fps)
 
 
 def _begin(source: ExportSource, spacing: int) -> int:
-    """Return the start of the time line, ns. Raises InvalidOption if the time line is too long."""
+    """Return the start of the timeline, ns. Raises InvalidOption if the timeline is too long."""
     first = source.trace[0].start_time
     begin = 0 if first is None else max(0, first)
     if begin + source.steps * spacing + len(source.trace) * _SECOND >= _LATEST:
@@ -99,7 +99,7 @@ def _begin(source: ExportSource, spacing: int) -> int:
     return begin
 
 
-def _channel(writer: Writer, column: Column) -> int:
+def _channel(writer: Writer, column: ViewColumn) -> int:
     metadata = {} if column.form is None else {"dtype": column.form.dtype.str, "shape": str(list(column.form.shape))}
     name, schema = (_IMAGE, _image_schema()) if column.is_image else (f"{KEY}.{column.name}", _schema(column))
     schema_id = writer.register_schema(name, "jsonschema", json.dumps(schema).encode())
@@ -108,25 +108,25 @@ def _channel(writer: Writer, column: Column) -> int:
 
 def _image_schema() -> dict[str, Any]:
     image = {"type": "string", "contentEncoding": "base64"}
-    said = {"timestamp": _TIME, "frame_id": {"type": "string"}, "data": image, "format": {"type": "string"}}
-    return {"title": _IMAGE, "type": "object", "properties": {**said, **_COUNTS}}
+    fields = {"timestamp": _TIME, "frame_id": {"type": "string"}, "data": image, "format": {"type": "string"}}
+    return {"title": _IMAGE, "type": "object", "properties": {**fields, **_COUNTS}}
 
 
-def _schema(column: Column) -> dict[str, Any]:
-    """Return a value as JSON; arrays are flat lists, because Foxglove has no nested lists."""
-    said: dict[str, Any] = dict(_COUNTS)
+def _schema(column: ViewColumn) -> dict[str, Any]:
+    """Return the JSON schema of messages; arrays are flat lists, because Foxglove has no nested lists."""
+    fields: dict[str, Any] = dict(_COUNTS)
     if column.form is not None:
         if PlainForm(column.form.dtype, column.form.shape).is_base64:
-            said["value"] = {"type": "string", "contentEncoding": "base64"}
+            fields["value"] = {"type": "string", "contentEncoding": "base64"}
         else:
             item = {"type": _TYPES[column.form.dtype.kind]}
-            said["value"] = {"type": "array", "items": item} if column.form.shape else item
-    return {"title": f"{KEY}.{column.name}", "type": "object", "properties": said}
+            fields["value"] = {"type": "array", "items": item} if column.form.shape else item
+    return {"title": f"{KEY}.{column.name}", "type": "object", "properties": fields}
 
 
 def _episode(source: ExportSource, window: Window, begin: int, spacing: int) -> dict[str, str]:
     episode = window.episode
-    known = {
+    metadata = {
         "episode": episode.index,
         "steps": len(episode),
         "begin": begin,
@@ -137,38 +137,38 @@ def _episode(source: ExportSource, window: Window, begin: int, spacing: int) -> 
         "episode_id": episode.episode_id,
         "identity": source.identity(episode),
     }
-    return {name: str(value) for name, value in known.items()}
+    return {name: str(value) for name, value in metadata.items()}
 
 
 def _add(
-    writer: Writer, channels: dict[str, int], columns: list[Column], window: Window, begin: int, spacing: int
+    writer: Writer, channels: dict[str, int], columns: list[ViewColumn], window: Window, begin: int, spacing: int
 ) -> None:
-    """The messages of a window: what was there before a step at its time, what it brought at that of the next."""
+    """Add the messages of a window: observation, action and annotations at the time of a step, results at the next."""
     rows = rows_of(columns, window)
     texts = {column.name: _texts(column, rows[column.name]) for column in columns if not column.is_image}
-    episode, lead = window.episode.index, int(window.opens)
+    episode, has_initial = window.episode.index, int(window.opens)
 
-    def add(column: Column, step: int, place: int) -> None:
+    def add(column: ViewColumn, step: int, row: int) -> None:
         time = begin + (step + (not column.comes_before)) * spacing
-        content = _image(column, rows, place, time) if column.is_image else f'"value": {texts[column.name][place]}'
+        content = _image(column, rows, row, time) if column.is_image else f'"value": {texts[column.name][row]}'
         data = f'{{"episode": {episode}, "step": {step}, {content}}}'.encode()
         writer.add_message(channels[column.name], time, data, time, step & 0xFFFFFFFF)
 
-    seen = [column for column in columns if column.path[0] == "observations"]
-    done = [column for column in columns if column.path[0] in ("actions", "annotations")]
-    came = [column for column in columns if not column.comes_before]
-    for column in seen if lead else ():
+    observed = [column for column in columns if column.path[0] == "observations"]
+    acted = [column for column in columns if column.path[0] in ("actions", "annotations")]
+    results = [column for column in columns if not column.comes_before]
+    for column in observed if has_initial else ():
         add(column, 0, 0)
-    for place in range(window.steps):
-        step = window.start + place
-        for column in (*done, *came):
-            add(column, step, place)
-        for column in seen:
-            add(column, step + 1, place + lead)
+    for row in range(window.steps):
+        step = window.start + row
+        for column in (*acted, *results):
+            add(column, step, row)
+        for column in observed:
+            add(column, step + 1, row + has_initial)
 
 
-def _texts(column: Column, rows: Array) -> list[str]:
-    """Return the rows of a column as JSON; arrays as one list."""
+def _texts(column: ViewColumn, rows: Array) -> list[str]:
+    """Return the rows of a column as JSON; arrays as flat lists."""
     form = column.form
     plain = None if form is None else PlainForm(form.dtype, form.shape)
     if plain is not None and not plain.is_base64 and plain.shape:
@@ -177,8 +177,8 @@ def _texts(column: Column, rows: Array) -> list[str]:
     return list(map(json_text, plain_rows(rows, plain)))
 
 
-def _image(column: Column, rows: dict[str, Array], place: int, time: int) -> str:
-    data = base64.b64encode(png(rows[column.name][place], 1)).decode()
+def _image(column: ViewColumn, rows: dict[str, Array], row: int, time: int) -> str:
+    data = base64.b64encode(png(rows[column.name][row], 1)).decode()
     seconds, rest = divmod(time, _SECOND)
-    told = f'"timestamp": {{"sec": {seconds}, "nsec": {rest}}}, "frame_id": {json_text(column.name)}'
-    return f'{told}, "format": "png", "data": "{data}"'
+    header = f'"timestamp": {{"sec": {seconds}, "nsec": {rest}}}, "frame_id": {json_text(column.name)}'
+    return f'{header}, "format": "png", "data": "{data}"'
