@@ -23,6 +23,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 import signal
+import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -50,6 +52,15 @@ __all__ = [
 
 
 told = error_text
+_INSIDE = ("gym_trace", "contextlib")  # modules of which a warning names no line
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that names the line that called gym-trace."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 class TraceError(Exception):

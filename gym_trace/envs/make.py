@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +45,7 @@ from gym_trace.envs.recipe import (
     recorded_wrappers,
     wrappers_around,
 )
-from gym_trace.errors import EnvironmentUnavailable, TraceError
+from gym_trace.errors import EnvironmentUnavailable, TraceError, warn
 
 _NOTHING: Mapping[str, Any] = {}
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -95,7 +94,7 @@ def make_environment(
             f"{_WAYS}{opengl_hint(error)}"
         ) from error
     if others := _differing_class(recipe, env):
-        warnings.warn(others, stacklevel=2)
+        warn(others)
     return env
 
 
@@ -243,7 +242,7 @@ def _to_make(wrappers: Wrappers) -> Wrappers:
     """Return the wrappers to rebuild: no recorders, file writers or windows, and a stand-in for SB3's Monitor."""
     for name, _ in wrappers:
         if _last(name) == "RecordVideo" and is_left_out(name):
-            warnings.warn("the recorded environment had a RecordVideo, which writes files: not rebuilt", stacklevel=3)
+            warn("the recorded environment had a RecordVideo, which writes files: not rebuilt")
     own: tuple[str, Arguments] = (f"{Monitor.__module__}:{Monitor.__qualname__}", {})
     return [own if wrapper[0] == REPLACED else wrapper for wrapper in wrappers if not is_left_out(wrapper[0])]
 
@@ -374,7 +373,7 @@ def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
     except LookupError as error:
         raise EnvironmentUnavailable(f"{error}; {_WAYS}") from error
     if kind is None:
-        warnings.warn(f"the wrapper {shown(name, plain=True)} records or opens a window: not rebuilt", stacklevel=4)
+        warn(f"the wrapper {shown(name, plain=True)} records or opens a window: not rebuilt")
         return env
     return kind(env, **checked_arguments(kind, _made(arguments, name)))
 

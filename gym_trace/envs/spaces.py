@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from gymnasium import spaces
 from gym_trace.data.layout import PlainSpace, from_array_map, to_array_map
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import dtype_from, is_plain_dtype, without_addresses
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError, warn
 
 _MOST_ELEMENTS = 1 << 25  # elements in all arrays of a space
 _PARTS = ("spaces", "space", "node_space", "edge_space")
@@ -41,11 +40,9 @@ def describe(space: gymnasium.Space[Any]) -> PlainSpace:
         if all(map(_may_be_path, space.spaces)):
             return {"type": "Dict", "spaces": [[_plain(key), describe(child)] for key, child in space.spaces.items()]}
         keys = ", ".join(f"{key!r}" for key in space.spaces if not _may_be_path(key))
-        warnings.warn(
+        warn(
             f"a Dict space with the keys {keys:.200}, which are neither text nor integers, is recorded value by value, "
             "not as typed columns",
-            UserWarning,
-            stacklevel=2,
         )
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [describe(child) for child in space.spaces]}

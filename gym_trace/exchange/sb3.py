@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from gym_trace.data.episode import infos_of
 from gym_trace.data.trees import mapped
-from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.errors import InvalidOption, MissingExtra, warn
 from gym_trace.exchange.episodes import array, arrays, finished, lengths, rewards_of, scanned
 from gym_trace.on_first_use import on_first_use
 from gym_trace.playback.trace import Trace
@@ -72,7 +71,7 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
         raise InvalidOption(f"trace: {steps} steps do not fill {buffer.n_envs} environments; use fewer")
     rows = steps // buffer.n_envs
     if skipped := steps - rows * buffer.n_envs:
-        warnings.warn(f"skipped the last {skipped} steps: {steps} do not divide by {buffer.n_envs}", stacklevel=2)
+        warn(f"skipped the last {skipped} steps: {steps} do not divide by {buffer.n_envs}")
     _check_space("observation space", observed, buffer.observation_space)
     _check_space("action space", acted, buffer.action_space)
     scale = acted if _is_normalized(buffer.action_space) and not _is_widest(acted) else buffer.action_space

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.data.values import Array
-from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace
+from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace, warn
 from gym_trace.format import wire
 from gym_trace.format.columns import (
     Buffer,
@@ -387,14 +386,12 @@ class BatchReader:
             if blocks:
                 self.healed, self._restored = restored_ranges(self.path, blocks), blocks
         if blocks and self._warns:
-            warnings.warn(
+            warn(
                 f"{self.path}: damaged, but read as recorded, restored by its parity; "
                 "'gym-trace repair --in-place' writes the original bytes back",
-                UserWarning,
-                stacklevel=2,
             )
         if self.parity_contradicts and self._warns:
-            warnings.warn(f"{self.path}: {PARITY_CONTRADICTS}", UserWarning, stacklevel=2)
+            warn(f"{self.path}: {PARITY_CONTRADICTS}")
         return bool(blocks)
 
     def stored_chunk(self, file: Reader, number: int) -> StoredChunk:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path as FilePath
@@ -19,7 +18,7 @@ from gym_trace.data.showing.frames import episodes_frame
 from gym_trace.data.showing.html import player
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
-from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound, warn
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.playback.episode_columns import EpisodeColumns
@@ -453,7 +452,7 @@ class Trace(KnowsOtherNames):
         if damage not in self._opened.skipped:
             self._opened.skipped[damage] = None
             where = f"bytes {damage.start} to {damage.end}" if damage.end else "all of it"
-            warnings.warn(f"{damage.path}: skipped {where}: {damage.problem}", UserWarning, stacklevel=4)
+            warn(f"{damage.path}: skipped {where}: {damage.problem}")
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import gymnasium
 
-from gym_trace.errors import InvalidOption, raise_if_of_signal, told
+from gym_trace.errors import InvalidOption, raise_if_of_signal, told, warn
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import append
 from gym_trace.recording.video_schedules import Schedule, schedule_of
@@ -179,4 +178,4 @@ class _Film:
 
 
 def _warn(episode: int, error: Exception) -> None:
-    warnings.warn(f"video of episode {episode}: dropped: {told(error)}", RuntimeWarning, stacklevel=2)
+    warn(f"video of episode {episode}: dropped: {told(error)}", RuntimeWarning)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-import warnings
 import weakref
 from multiprocessing.util import Finalize
 from typing import Protocol
 
-from gym_trace.errors import RecordingError, TraceError
+from gym_trace.errors import RecordingError, TraceError, warn
 from gym_trace.format.directory import WriterFiles
 
 
@@ -69,7 +68,7 @@ def _close_quietly(recorder: Recording) -> None:
     try:
         recorder.close()
     except RecordingError as error:
-        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        warn(str(error), RuntimeWarning)
 
 
 def _before_fork() -> None:

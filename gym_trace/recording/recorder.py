@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
@@ -18,7 +17,7 @@ from gym_trace.data.packing import is_readable, pack, pack_lenient
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import unstored
 from gym_trace.data.vocabulary import Outcome
-from gym_trace.errors import RecordingError, UnstorableValue, raise_if_of_signal
+from gym_trace.errors import RecordingError, UnstorableValue, raise_if_of_signal, warn
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.directory import new_writer_id
@@ -326,7 +325,7 @@ class Recorder:
         )
         if self._options.on_error == "raise":
             raise RecordingError(message) from failure
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        warn(message, RuntimeWarning)
 
     def warn_if_unrecorded(self) -> None:
         """Call before a reset: report a failure to write, or warn that close() was called."""
@@ -407,7 +406,7 @@ class Recorder:
     def _warn_once(self, column: str, complaint: str) -> None:
         if column not in self._complained:
             self._complained.add(column)
-            warnings.warn(f"{column}: {complaint}", UserWarning, stacklevel=5)
+            warn(f"{column}: {complaint}")
 
     # -- forks ---------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from gym_trace.data.returns import Return, as_return
 from gym_trace.data.values import Array
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.seeding import episode_seed, generator_state, policy_seed
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, warn
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.collecting.policies import Annotating, policy_maker
 from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
@@ -160,7 +159,7 @@ def branch(
             if not whole.matches:
                 again = whole if whole.reach < step else played.replay.play_in(env, played.position, step, generator)[0]
                 _raise_unless_same(again)
-                warnings.warn(differs_later(whole, index, step), UserWarning, stacklevel=2)
+                warn(differs_later(whole, index, step))
             made = maker(env.observation_space, env.action_space)
             if seed is not None and generator_state(env.unwrapped) is None:
                 raise EnvironmentUnavailable(f"seed={seed}: the environment has no np_random to seed; omit seed")

@@ -328,8 +328,9 @@ def test_frames_are_kept_if_other_values_cannot_be_stored(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match="text: a value of type builtins.object"):
         env.step(0)
     env.step(0)
-    with pytest.warns(UserWarning, match="int32"):
+    with pytest.warns(UserWarning, match="int32") as caught:
         env.step(0)
+    assert [warning.filename for warning in caught] == [__file__]
     env.close()
     (episode,) = open_trace(tmp_path)
     assert [int(picture[0, 0]) for picture in episode.observations["picture"]] == [0, 7, 7, 7, 7]

@@ -6,14 +6,13 @@ import json
 import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from gym_trace.errors import InvalidOption, RecordingError
+from gym_trace.errors import InvalidOption, RecordingError, warn
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.storage.local import lock, open_regular
 
@@ -84,7 +83,7 @@ def _take_in(directory: Path, event: Callable[..., None]) -> None:
         event("ring taken in", writer=writer)
     for problem in problems:
         event("ring left", problem=problem)
-        warnings.warn(problem, stacklevel=2)
+        warn(problem)
 
 
 def machine() -> dict[str, Any]:

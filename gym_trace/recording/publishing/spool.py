@@ -16,12 +16,11 @@ import os
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound
+from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound, warn
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.facts import NAME as FACTS
@@ -409,7 +408,7 @@ class _Publisher:
             raise RecordingError(f"{error}; the recording is in {self._spool}") from None
         except (RemoteError, OSError) as error:
             text = f"{error}; unpublished files stay in {self._spool}: 'gym-trace push --resume' publishes them"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warn(text, RuntimeWarning)
 
 
 _publishers: dict[tuple[int, str], _Publisher] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
@@ -12,7 +11,7 @@ from operator import itemgetter
 from threading import Lock
 from typing import Any
 
-from gym_trace.errors import RemoteError, TraceNotFound
+from gym_trace.errors import RemoteError, TraceNotFound, warn
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
 from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import (
@@ -103,11 +102,9 @@ class RemoteStorage(ReadStorage):
             if end > offset and not self._cache.has(object_key(self.url, name, stored), numbers):
                 wanted.setdefault(name, (stored, set()))[1].update(numbers)
         if any(BLOCK * len(numbers) > self._cache.limit for _, numbers in wanted.values()):
-            warnings.warn(
+            warn(
                 f"{self.root}: a chunk is larger than the cache of {self._cache.limit} bytes, so each read fetches it "
                 "again; raise the limit",
-                UserWarning,
-                stacklevel=2,
             )
         try:
             self.blocks({name: (stored, sorted(numbers)) for name, (stored, numbers) in wanted.items()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.envs.seeding import episode_seed
-from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.errors import InvalidOption, TraceError, warn
 from gym_trace.format.facts import add_facts
 from gym_trace.playback.trace import open_trace
 from gym_trace.recording.collecting.rollout import metadata_by_name, new_root_seed
@@ -141,9 +140,7 @@ def play(
             if played.discarded:
                 played.left = _remove(Path(directory), writer, played.discarded)
                 if played.left and not completed:  # the caller gets an error, and not played.left
-                    warnings.warn(
-                        f"discarded episodes are still in the trace: {played.left}", UserWarning, stacklevel=2
-                    )
+                    warn(f"discarded episodes are still in the trace: {played.left}")
     return played
 
 

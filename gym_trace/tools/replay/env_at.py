@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, warn
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.tools.replay.making import Making, replays
 from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
@@ -94,7 +93,7 @@ def env_at(
         verdict, stands = played.replay.stand_at(played.position, step)
     if stands is not None:
         if not verdict.matches:
-            warnings.warn(differs_later(verdict, index, step), UserWarning, stacklevel=2)
+            warn(differs_later(verdict, index, step))
         return _marked(stands, replace(verdict, index=index), 0)
     if verdict.verdict == DIFFERS:
         raise ReplayDiverged(f"episode {index}: {_differs(verdict)}")

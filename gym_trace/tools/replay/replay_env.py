@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -15,7 +14,7 @@ from gym_trace.data.packing import pack_lenient
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import row_of
 from gym_trace.envs.spaces import restore
-from gym_trace.errors import InvalidOption, ReplayDiverged
+from gym_trace.errors import InvalidOption, ReplayDiverged, warn
 from gym_trace.playback.trace import TraceLike, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
@@ -143,7 +142,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
             raise ReplayDiverged(message)
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{message}; later steps do not follow from it", stacklevel=3)
+            warn(f"{message}; later steps do not follow from it")
 
 
 def _same(dtype: Any, recorded: Any, given: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 import gymnasium
 
 from gym_trace.data.showing.pictures import as_picture, picture_of
-from gym_trace.errors import InvalidOption, RenderingError
+from gym_trace.errors import InvalidOption, RenderingError, warn
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.storage.local import refuse_url
 from gym_trace.tools.replay.making import Making, Played, replays
@@ -144,7 +143,7 @@ def _simulated(played: Played, film: _Film) -> Rendered | None:
         verdict = played.replay.film(played.position, watch)
         if film.writer is None:
             reason = verdict.reason or str(verdict.difference)
-            warnings.warn(f"episode {film.index}: not rendered: {reason}", UserWarning, stacklevel=3)
+            warn(f"episode {film.index}: not rendered: {reason}")
             return None
     warn_of(verdict, str(film.path))
     return Rendered(film.index, film.path, film.frames, verdict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, warn
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.tools.replay.making import Making, made_env, replays
 from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
@@ -33,7 +32,7 @@ def warn_of(verdict: Verdict, shown: str) -> None:
         problem = f"the replay differs from the recording, {verdict.difference}"
     else:
         problem = f"the replay may differ from the recording: {verdict.reason}"
-    warnings.warn(f"episode {verdict.index}: {problem}; {shown} shows the replay", UserWarning, stacklevel=3)
+    warn(f"episode {verdict.index}: {problem}; {shown} shows the replay")
 
 
 # -- in a window ------------------------------------------------------------------------------------------------------

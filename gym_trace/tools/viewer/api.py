@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, warn
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.tools.viewer import page
 from gym_trace.tools.viewer.answers import Answers
@@ -64,11 +63,9 @@ def serve(
         viewer = Viewer(answers, pages, host, port)
         threading.Thread(target=answers.look_for_damage, daemon=True).start()
         if not is_loopback(host):
-            warnings.warn(
+            warn(
                 f"host {host}: other machines can connect, unencrypted; everyone with the address sees the traces and "
                 "can flag episodes",
-                UserWarning,
-                stacklevel=2,
             )
         if on_start is not None:
             on_start(viewer.url)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.data.values import Array
-from gym_trace.errors import TraceNotFound
+from gym_trace.errors import TraceNotFound, warn
 from gym_trace.exchange.formats.imported import Imported, Schema, new_schema
 from gym_trace.exchange.formats.legacy.old_files import OldDirectory, malformed, plain_name
 from gym_trace.format import wire
@@ -242,9 +241,7 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     """
     sources = _results_of_trace(directory) if isinstance(directory, Trace) else _results_in(directory)
     if problem := differences([source.env_info for source in sources]):
-        warnings.warn(
-            f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all", stacklevel=2
-        )
+        warn(f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all")
     env_infos = _distinct([source.env_info for source in sources])
     first, *others = (_merged([source for source in sources if source.env_info == info]) for info in env_infos)
     return {**first, "groups": [first, *others]} if others else first
