@@ -29,7 +29,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gym_trace.printable import error_text, printable, printable_lines
+from gym_trace.printable import printable, printable_lines
 
 __all__ = [
     "CorruptRun",
@@ -51,7 +51,6 @@ __all__ = [
 ]
 
 
-told = error_text
 _INSIDE = ("gym_trace", "contextlib")  # modules of which a warning names no line
 
 

@@ -9,9 +9,10 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 
-from gym_trace.errors import InvalidOption, raise_if_of_signal, told, warn
+from gym_trace.errors import InvalidOption, raise_if_of_signal, warn
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import append
+from gym_trace.printable import error_text
 from gym_trace.recording.video_schedules import Schedule, schedule_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
@@ -178,4 +179,4 @@ class _Film:
 
 
 def _warn(episode: int, error: Exception) -> None:
-    warn(f"video of episode {episode}: dropped: {told(error)}", RuntimeWarning)
+    warn(f"video of episode {episode}: dropped: {error_text(error)}", RuntimeWarning)

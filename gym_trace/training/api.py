@@ -14,7 +14,8 @@ import gymnasium
 
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import InvalidOption, TraceError, told
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.printable import error_text
 from gym_trace.recording.collecting.rollout import new_root_seed
 from gym_trace.recording.processes.local import end_if_unguarded, portable
 from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
@@ -200,7 +201,7 @@ def train(
                     rings.enter_context(rings_taken_in(run.trace, partial(events, policy=number)))
                 progress = drive(drivers, on_progress, None if population is None else population.turn)
         except Exception as error:
-            reason = str(error) if isinstance(error, TraceError) else told(error)
+            reason = str(error) if isinstance(error, TraceError) else error_text(error)
             with suppress(TraceError, OSError):  # the disk may be full, or the trace damaged
                 events("failed", reason=reason)
                 for run in runs:

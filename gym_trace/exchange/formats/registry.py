@@ -17,10 +17,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound, told
+from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound
 from gym_trace.exchange.formats.contract import Exporter, Importer
 from gym_trace.format.directory import find_writers
-from gym_trace.printable import printable
+from gym_trace.printable import error_text, printable
 from gym_trace.storage.local import LocalStorage
 
 
@@ -183,12 +183,12 @@ def _loaded(name: str, entries: Mapping[str, FormatEntry], doing: str) -> Any:
         if root == "gym_trace" or (not entry.extra and module.partition(".")[0] == "gym_trace"):
             raise
         if not entry.extra:
-            missing = f"to {doing} {name}, {entry.what}: cannot be imported ({told(error)}); install it again"
+            missing = f"to {doing} {name}, {entry.what}: cannot be imported ({error_text(error)}); install it again"
         elif isinstance(error, ModuleNotFoundError):
             missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
         else:
             missing = (
-                f"to {doing} {name} takes {root or 'packages'} that cannot be imported here ({told(error)}): "
+                f"to {doing} {name} takes {root or 'packages'} that cannot be imported here ({error_text(error)}): "
                 f"pip install --force-reinstall 'gym-trace[{entry.extra}]'"
             )
         raise MissingExtra(missing) from error

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from gym_trace.errors import TraceError, told
+from gym_trace.errors import TraceError
+from gym_trace.printable import error_text
 
 _FIRST_BACKOFF, _MOST_BACKOFF = 0.1, 30.0  # seconds
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds
@@ -53,7 +54,7 @@ class Lost(NamedTuple):
 def lost_by(error: BaseException) -> Lost:
     """Return the last message of a worker whose body has raised. Call it where the error is caught."""
     kind = type(error) if isinstance(error, TraceError) else None
-    reason = told(error) if kind is None else " ".join(str(error).split())
+    reason = error_text(error) if kind is None else " ".join(str(error).split())
     return Lost(reason, traceback.format_exc(), kind)
 
 

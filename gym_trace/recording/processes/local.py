@@ -18,7 +18,8 @@ from typing import Any
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from gym_trace.errors import InvalidOption, told
+from gym_trace.errors import InvalidOption
+from gym_trace.printable import error_text
 from gym_trace.recording.processes.fleet import Job, Key, Lost, lost_by, move_to
 from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely, variables_set
 
@@ -185,7 +186,7 @@ def portable(name: str, called: Any) -> Any:
         stand_in = _Carried(called)
         ForkingPickler.loads(ForkingPickler.dumps(stand_in))  # an old cloudpickle may not load what it wrote
     except Exception as error:  # user objects again
-        raise InvalidOption(f"{name}: not picklable ({told(error)}); pass a module-level function") from error
+        raise InvalidOption(f"{name}: not picklable ({error_text(error)}); pass a module-level function") from error
     return stand_in
 
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gym_trace.errors import MissingExtra, told
+from gym_trace.errors import MissingExtra
+from gym_trace.printable import error_text
 from gym_trace.recording.processes.fleet import Job, Key, Lost, lost_by, move_to
 
 try:
@@ -220,7 +221,7 @@ class RayActors:
             if ray.get(leaving.ended):
                 return True
         except ray.exceptions.RayTaskError as error:  # the writer has ended, but is not published
-            reason = f"{leaving.lost.reason}; what it left is not published: {told(error.cause)}"
+            reason = f"{leaving.lost.reason}; what it left is not published: {error_text(error.cause)}"
             self._leaving[key] = leaving._replace(lost=leaving.lost._replace(reason=reason), until=0.0, ended=None)
             return False
         except ray.exceptions.RayError:  # the node is lost: its actor may be alive

@@ -15,13 +15,13 @@ from gym_trace.data.schema import as_map
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS, STATES
-from gym_trace.errors import InvalidOption, TraceError, UnstorableValue, told
+from gym_trace.errors import InvalidOption, TraceError, UnstorableValue
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.rewrite import ColumnEdits, SourceChunk
 from gym_trace.format.ring.chunk_builder import add_reward_sums
 from gym_trace.format.ring.segment import ColumnRows
 from gym_trace.playback.trace import Trace
-from gym_trace.printable import shown
+from gym_trace.printable import error_text, shown
 from gym_trace.recording.provenance import policy_name
 from gym_trace.tools.editing.compact import check_editable, check_same
 from gym_trace.tools.editing.in_place import edited, report_for
@@ -310,7 +310,9 @@ class _Computed:
         except TraceError:
             raise
         except Exception as error:
-            raise TraceError(f"{self.name}: {self.by} raised {told(error)}, for episode {episode.index}") from error
+            raise TraceError(
+                f"{self.name}: {self.by} raised {error_text(error)}, for episode {episode.index}"
+            ) from error
         if self.path == _INFOS or isinstance(rows, np.ndarray):
             return rows
         try:

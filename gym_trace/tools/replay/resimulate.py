@@ -23,8 +23,9 @@ from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.envs.states import can_restore, is_checked, least_compared, restore_state, states_of
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.playback.trace import Trace
+from gym_trace.printable import error_text
 from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.tools.replay.lanes import Lane
 from gym_trace.tools.replay.observations import ObservationRows
@@ -134,7 +135,7 @@ def _step_and_tell(env: gymnasium.Env[Any, Any], action: Any, telling: int) -> N
             _, reward, terminated, truncated, _ = env.step(action)
             words = f"it returned: reward {reward}, terminated {terminated}, truncated {truncated}"
         except BaseException as error:  # user code: report whatever it does
-            words = f"it raised {told(error)}"
+            words = f"it raised {error_text(error)}"
         os.write(telling, words[:_LONGEST].encode("utf-8", "replace"))
     finally:
         os._exit(0)
@@ -500,7 +501,7 @@ class LaneReplay:
 
 
 def _raised(step: int | None, error: Exception) -> Difference:
-    return Difference(step, "error", (), None, told(error), None)
+    return Difference(step, "error", (), None, error_text(error), None)
 
 
 def _has_unstored(value: Any) -> bool:

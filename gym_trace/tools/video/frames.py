@@ -17,8 +17,9 @@ from gym_trace.data.layout import Layout, Leaf
 from gym_trace.data.showing.pictures import is_picture, picture_of
 from gym_trace.data.values import Array, row_of
 from gym_trace.envs.opengl import opengl_hint
-from gym_trace.errors import RenderingError, told
+from gym_trace.errors import RenderingError
 from gym_trace.playback.trace import Trace
+from gym_trace.printable import error_text
 from gym_trace.tools.replay.lanes import Lane
 from gym_trace.tools.replay.making import Making, made_env, replays
 from gym_trace.tools.replay.observations import ObservationRows
@@ -151,7 +152,7 @@ def rendered_frame(env: gymnasium.Env[Any, Any]) -> Any:
     try:
         frame: Any = env.render()
     except Exception as error:  # any error of foreign code
-        raise RenderingError(f"{name}: render() failed: {told(error)}{opengl_hint(error)}") from error
+        raise RenderingError(f"{name}: render() failed: {error_text(error)}{opengl_hint(error)}") from error
     if isinstance(frame, list):  # frames since the last call
         frame = frame[-1] if frame else None
     if frame is None:

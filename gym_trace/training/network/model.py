@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_trace.data.values import Array
-from gym_trace.errors import InvalidOption, told
+from gym_trace.errors import InvalidOption
+from gym_trace.printable import error_text
 from gym_trace.training.network.forms import ActionForm, SpaceLeaf
 from gym_trace.training.settings import Settings
 
@@ -343,7 +344,7 @@ def _encoder(leaves: Sequence[SpaceLeaf], form: ActionForm, settings: Settings) 
         made = make(leaves, form, settings)
     except Exception as error:  # the user's code may raise anything
         wanted = "it is called with the leaves of the observations, the actions and the settings"
-        raise InvalidOption(f"model={settings.model!r}: {told(error)}; {wanted}") from error
+        raise InvalidOption(f"model={settings.model!r}: {error_text(error)}; {wanted}") from error
     if not isinstance(made, nn.Module) or not isinstance(getattr(made, "features", None), int):
         raise InvalidOption(f"model={settings.model!r}: its result is not a torch.nn.Module with an integer `features`")
     return made

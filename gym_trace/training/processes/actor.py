@@ -21,10 +21,10 @@ from gym_trace.data.returns import LaneReturns, Return
 from gym_trace.data.values import Array
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed, worker_roots
-from gym_trace.errors import InvalidOption, TraceError, TrainingFailed, told
+from gym_trace.errors import InvalidOption, TraceError, TrainingFailed
 from gym_trace.format.ring.lanes.autoreset import DISABLED
 from gym_trace.playback.trace import open_trace
-from gym_trace.printable import printable
+from gym_trace.printable import error_text, printable
 from gym_trace.recording.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
@@ -133,8 +133,8 @@ class RolloutWorker:
         self.refuse_misfit(error)
         for group in self._groups:
             if (lane := group.doing) is not None and not isinstance(error, TraceError):
-                self.say("crashed", (told(error), *group.progress(lane)))
-                raise Crashed(f"{told(error)}, in {group.place(lane)}") from error
+                self.say("crashed", (error_text(error), *group.progress(lane)))
+                raise Crashed(f"{error_text(error)}, in {group.place(lane)}") from error
 
     def _rollouts(self, group: EnvGroup, acting: Acting) -> Iterator[None]:
         """Fill one slot after the other; yield where other groups may have their turn."""
@@ -256,7 +256,7 @@ class EnvGroup:
                 try:
                     found = picked(result[0], leaf.path)
                 except (LookupError, TypeError, ValueError) as error:
-                    return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got none ({told(error)})"
+                    return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got none ({error_text(error)})"
                 if found.shape != leaf.shape or not np.can_cast(found.dtype, leaf.dtype, "same_kind"):
                     what = f"shape {found.shape} of {found.dtype}"
                     if found.dtype == object and not found.shape:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from gym_trace.data.showing.words import count
-from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError, told
+from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError
 from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.printable import error_text
 from gym_trace.training.proof.anchors import check_anchor
 from gym_trace.training.proof.chain import (
     ABOUT,
@@ -138,7 +139,7 @@ class _Relearning:
         except (TraceError, MemoryError):
             raise
         except Exception as error:  # the log is untrusted, and PyTorch may raise anything
-            raise self._chain.damaged(f"{told(error)}, in the entry at byte {entry.at}") from error
+            raise self._chain.damaged(f"{error_text(error)}, in the entry at byte {entry.at}") from error
 
     def _start(self, content: Mapping[str, Any]) -> None:
         proof, state = self._proof, unpacked(content["state"], self._device)
@@ -198,7 +199,7 @@ class _Relearning:
         try:
             result = self._learn(**self._parts, **inputs)
         except Exception as error:  # the user's function may raise anything
-            raise ReplayDiverged(f"update {number}: learn raised {told(error)}") from error
+            raise ReplayDiverged(f"update {number}: learn raised {error_text(error)}") from error
         self._compare_result(number, content.get("result"), result)
         if "digest" in content:
             if state_digest(self._parts) != content["digest"]:
