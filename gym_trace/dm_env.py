@@ -75,7 +75,7 @@ class RecordedEnvironment(dm_env.Environment):
         return timestep
 
     def annotate(self, **values: Any) -> None:
-        """Record more values, such as ``value``, with the next step. Raises UnstorableValue."""
+        """Record further values with the next step, by name. Raises UnstorableValue."""
         self._steps.annotate(values)
 
     def flush(self) -> None:

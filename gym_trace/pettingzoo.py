@@ -49,8 +49,8 @@ def record(
     One episode of the environment is one episode of the trace: ``episode.agents`` has its agents, and
     ``episode["player_0"]`` the steps of one. The reward of a step is the sum over all agents.
 
-    In an AEC environment, last() is called once after each step and reset, and your next call of last() or observe()
-    returns that result. So a policy that observes each acting agent calls env.observe() as often as without a recorder.
+    In an AEC environment, the recorder calls last() once after each step and reset; your next call of last() or
+    observe() returns that result. So env.observe() is called as often as without a recorder.
 
     record_infos must be True (infos of all agents) or False (none).
 
@@ -104,7 +104,7 @@ class _Recorded:
 class RecordedAEC(_Recorded, BaseWrapper):
     """An AEC environment that is recorded; see record()."""
 
-    _unseen = False  # True if the caller has not yet got the recorded result of last()
+    _unseen = False  # True until the caller gets the recorded result of last()
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         self._end_if_dead()
@@ -118,12 +118,12 @@ class RecordedAEC(_Recorded, BaseWrapper):
         self._unseen = True
 
     def last(self, observe: bool = True) -> Any:
-        if not observe or not self._may_hand_out():
+        if not observe or not self._consume_unseen():
             return self.env.last(observe)
         return self._joint.answer
 
     def observe(self, agent: Any) -> Any:
-        if self._unseen and agent == self.env.agent_selection and self._may_hand_out():
+        if self._unseen and agent == self.env.agent_selection and self._consume_unseen():
             return self._joint.answer[0]
         return self.env.observe(agent)
 
@@ -135,13 +135,13 @@ class RecordedAEC(_Recorded, BaseWrapper):
         self._end_if_dead()
         super().close()
 
-    def _may_hand_out(self) -> bool:
+    def _consume_unseen(self) -> bool:
         """Return True once after each step, if an agent is left."""
         unseen, self._unseen = self._unseen, False
         return unseen and self._joint.answer is not None
 
     def _end_if_dead(self) -> None:
-        """End an episode whose agents are all terminated or truncated, even if their dead steps are still to come."""
+        """End an episode whose agents are all terminated or truncated, even before the steps that remove them."""
         if (flags := self._joint.all_dead) is not None:
             self._recorder._end_episode(Outcome.TERMINATED if flags[0] else Outcome.TRUNCATED)
 
@@ -175,13 +175,13 @@ def replay(
     Raises:
         InvalidOption: no episode can be played, an argument is invalid, or the trace is of single agents.
     """
-    played = ReplayEnv(trace, episodes=episodes, on_divergence=on_divergence)
-    kinds = [reader.about.agents.get("kind") for reader in played.trace.readers]
+    env = ReplayEnv(trace, episodes=episodes, on_divergence=on_divergence)
+    kinds = [reader.about.agents.get("kind") for reader in env.trace.readers]
     if all(kind == AEC for kind in kinds):
-        return ReplayAEC(played)
+        return ReplayAEC(env)
     if all(kind == PARALLEL for kind in kinds):
-        return ReplayParallel(played)
-    raise InvalidOption(f"{played.trace.directory}: not a trace of many agents of one kind; use gym_trace.ReplayEnv")
+        return ReplayParallel(env)
+    raise InvalidOption(f"{env.trace.directory}: not a trace of many agents of one kind; use gym_trace.ReplayEnv")
 
 
 def _truncate(row: JointRow) -> None:
@@ -189,17 +189,17 @@ def _truncate(row: JointRow) -> None:
     row.truncations |= {name: not row.terminations.get(name) for name in row.agents if not row.truncations.get(name)}
 
 
-class _Played:
-    """Base of both replays: a ReplayEnv and the spaces of its agents."""
+class _ReplayBase:
+    """Base of both kinds of replay: a ReplayEnv, and the spaces of its agents."""
 
-    def __init__(self, played: ReplayEnv):
-        self._played = played
+    def __init__(self, replay: ReplayEnv):
+        self._replay = replay
         self._row: JointRow | None = None
-        self._spaces = played.observation_space, played.action_space
+        self._spaces = replay.observation_space, replay.action_space
         if isinstance(self._spaces[0], gymnasium.spaces.Dict):
             key = key_in(self._spaces[0].spaces)
             self.possible_agents = [name for name in self._spaces[0].spaces if name != key]
-        name = played.trace.readers[0].about.environment.get("id")
+        name = replay.trace.readers[0].about.environment.get("id")
         self.metadata = {"render_modes": [], "name": f"replay<{name}>", "is_parallelizable": False}
         self.render_mode = None
         self._joint = JointEnv(self)  # packs actions
@@ -222,21 +222,21 @@ class _Played:
         return self._row.state
 
     def close(self) -> None:
-        self._played.close()
+        self._replay.close()
 
 
-class ReplayParallel(_Played, ParallelEnv):
+class ReplayParallel(_ReplayBase, ParallelEnv):
     """Recorded episodes as a parallel environment; see replay()."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        self._row = row = JointRow(*self._played.reset(seed=seed, options=options))
+        self._row = row = JointRow(*self._replay.reset(seed=seed, options=options))
         self.agents = row.agents
         return row.observations, row.infos
 
     def step(self, actions: dict[Any, Any]) -> Any:
         if not self.agents:
             return {}, {}, {}, {}, {}
-        observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(actions))
+        observed, _, terminated, truncated, infos = self._replay.step(self._joint.encoded(actions))
         self._row = row = JointRow(observed, infos)
         self.agents = row.agents
         if terminated or truncated:
@@ -246,14 +246,14 @@ class ReplayParallel(_Played, ParallelEnv):
         return row.observations, rewards, row.terminations, row.truncations, row.infos
 
 
-class ReplayAEC(_Played, AECEnv):
+class ReplayAEC(_ReplayBase, AECEnv):
     """Recorded episodes as an AEC environment; see replay()."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         self._observed: dict[Any, Any] = {}
         self._cumulative_rewards: dict[Any, Any] = {}
         self._is_over, self._skip_agent_selection = False, None
-        self._show(JointRow(*self._played.reset(seed=seed, options=options)))
+        self._set_row(JointRow(*self._replay.reset(seed=seed, options=options)))
 
     def step(self, action: Any) -> None:
         if not self.agents:
@@ -261,14 +261,14 @@ class ReplayAEC(_Played, AECEnv):
         if self._is_over:  # the recording has ended: only remove agents
             self._was_dead_step(action)
             return
-        observed, _, terminated, truncated, infos = self._played.step(self._joint.encoded(action, self.agent_selection))
+        observed, _, terminated, truncated, infos = self._replay.step(self._joint.encoded(action, self.agent_selection))
         self._is_over, row = terminated or truncated, JointRow(observed, infos)
         if self._is_over:
             _truncate(row)
         self._cumulative_rewards[self.agent_selection] = 0
-        self._show(row)
+        self._set_row(row)
 
-    def _show(self, row: JointRow) -> None:
+    def _set_row(self, row: JointRow) -> None:
         self._row = row
         self.agents, self.rewards, self.infos = row.agents, row.rewards, row.infos
         self.terminations, self.truncations = row.terminations, row.truncations

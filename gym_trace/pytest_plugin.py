@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # pytest loads this module in every project, so the library i
 
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 _FOLDER = "golden"  # next to the test file
-_DESCRIBED = 3  # differing episodes that a failure describes
+_MAX_DESCRIBED = 3  # differing episodes in the message of a failure
 _REQUESTED = "golden"  # metadata key: the settings that the test requested
 _UNKNOWN = "an unknown value"
 _WRITER = "golden"  # constant writer id: a new recording has the same file names
@@ -90,10 +90,10 @@ class GoldenTrace:
         elif not target.is_dir():
             pytest.fail(f"{target}: no golden trace; record it with pytest --golden-update", pytrace=False)
         trace = open_trace(target)
-        if others := list(_differing_settings(trace, requested, make)):
+        if differences := list(_differing_settings(trace, requested, make)):
             hint = "if intended, record it again: pytest --golden-update"
             pytest.fail(
-                "\n".join([f"{target}: recorded with other settings than the test requests", *others, hint]),
+                "\n".join([f"{target}: recorded with other settings than the test requests", *differences, hint]),
                 pytrace=False,
             )
         settings: Any = {"atol": atol, "rtol": rtol, "tolerances": tolerances, "ignore": ignore}
@@ -140,24 +140,24 @@ def _maker(make_env: MakeEnv | str) -> MakeEnv:
 
 
 def _differing_settings(trace: Trace, requested: Mapping[str, Any], make: MakeEnv) -> Iterator[str]:
-    """Yield a line for each setting of the recording that differs from the requested one, also for the action space."""
+    """Yield a line for each setting, or the action space, that differs between the recording and the test."""
     import numpy as np
 
     from gym_trace.envs.seeding import episode_seed
     from gym_trace.envs.spaces import describe, restore
 
     metadata = trace.metadata
-    before = metadata.get(_REQUESTED, {}) if isinstance(metadata, dict) else {}
+    recorded_settings = metadata.get(_REQUESTED, {}) if isinstance(metadata, dict) else {}
     for name, value in requested.items():
-        if before.get(name, _UNKNOWN) != value:
-            yield f"{name}: recorded with {before.get(name, _UNKNOWN)}, the test requests {value}"
+        if recorded_settings.get(name, _UNKNOWN) != value:
+            yield f"{name}: recorded with {recorded_settings.get(name, _UNKNOWN)}, the test requests {value}"
     table = trace.episodes
-    there = {"episodes": len(table), "steps": int(table["steps"].sum())}
-    for name, number in there.items():
+    counts = {"episodes": len(table), "steps": int(table["steps"].sum())}
+    for name, number in counts.items():
         if requested[name] not in (None, number):
             yield f"{name}: the trace has {number}, the test requests {requested[name]}"
-    whole = table["outcome"] if requested["steps"] is None else table["outcome"][:-1]
-    for index in np.flatnonzero(~np.isin(whole, ("terminated", "truncated"))).tolist():
+    outcomes = table["outcome"] if requested["steps"] is None else table["outcome"][:-1]
+    for index in np.flatnonzero(~np.isin(outcomes, ("terminated", "truncated"))).tolist():
         yield f"episode {index}: incomplete"
     if table["seed"].tolist() != [episode_seed(requested["seed"], number) for number in range(len(table))]:
         yield f"seed: the recorded seeds do not follow from {requested['seed']}"
@@ -174,13 +174,13 @@ def _differing_settings(trace: Trace, requested: Mapping[str, Any], make: MakeEn
 def _report(trace: Trace, wrong: list[Verdict], make: MakeEnv) -> Iterator[str]:
     """Yield the lines of a failure: the first difference of each episode, and the drift of its columns."""
     yield f"{trace.directory}: {len(wrong)} of {len(trace)} episodes differ from the recording"
-    for verdict in wrong[:_DESCRIBED]:
+    for verdict in wrong[:_MAX_DESCRIBED]:
         yield f"episode {verdict.index} {verdict.difference or verdict.reason or verdict.verdict}"
         for drift in _drifts(trace, verdict.index, make) if verdict.difference is not None else ():
-            far = "" if drift.largest != drift.largest else f", by up to {drift.largest:.3g}"
-            yield f"    {drift.column}: differs at {drift.steps} steps, from step {drift.first} on{far}"
-    if len(wrong) > _DESCRIBED:
-        yield f"and {len(wrong) - _DESCRIBED} more episodes"
+            by = "" if drift.largest != drift.largest else f", by up to {drift.largest:.3g}"
+            yield f"    {drift.column}: differs at {drift.steps} steps, from step {drift.first} on{by}"
+    if len(wrong) > _MAX_DESCRIBED:
+        yield f"and {len(wrong) - _MAX_DESCRIBED} more episodes"
     yield "if intended, record them again: pytest --golden-update"
 
 
@@ -213,26 +213,26 @@ def _drifts(trace: Trace, index: int, make: MakeEnv) -> list[_Drift]:
         env.close()
     recorded = {"rewards": episode.rewards, **dict(zip(names, layout.split(episode.observations)))}
     found = []
-    for name, seen in rows.items():
+    for name, values in rows.items():
         first = -1 if name.startswith("observations") else 0
-        drift = _drift(name, first, recorded[name][: len(seen)], [np.asarray(value) for value in seen])
+        drift = _drift(name, first, recorded[name][: len(values)], list(map(np.asarray, values)))
         if drift is not None:
             found.append(drift)
     return found
 
 
-def _drift(name: str, first: int, recorded: Array, seen: list[Array]) -> _Drift | None:
+def _drift(name: str, first: int, recorded: Array, replayed: list[Array]) -> _Drift | None:
     import numpy as np
 
     steps, largest = [], 0.0
-    for step, (one, other) in enumerate(zip(recorded, seen), first):
-        one = np.asarray(one)
-        if one.shape == other.shape and one.astype(other.dtype).tobytes() == other.tobytes():
+    for step, (expected, actual) in enumerate(zip(recorded, replayed), first):
+        expected = np.asarray(expected)
+        if expected.shape == actual.shape and expected.astype(actual.dtype).tobytes() == actual.tobytes():
             continue
         steps.append(step)
-        if one.shape == other.shape and one.dtype.kind in "biuf" and other.dtype.kind in "biuf":
-            far = np.abs(one.astype(float) - other.astype(float))
-            largest = max(largest, float(far[np.isfinite(far)].max(initial=0.0)))
+        if expected.shape == actual.shape and expected.dtype.kind in "biuf" and actual.dtype.kind in "biuf":
+            distances = np.abs(expected.astype(float) - actual.astype(float))
+            largest = max(largest, float(distances[np.isfinite(distances)].max(initial=0.0)))
         else:
             largest = float("nan")
     return _Drift(name, len(steps), steps[0], largest) if steps else None

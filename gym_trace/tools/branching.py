@@ -27,8 +27,8 @@ from gym_trace.tools.replay.env_at import differs_later
 from gym_trace.tools.replay.making import Making, Played, made_env, replays
 from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
 
-_RESAMPLES = 10_000  # resamples of the bootstrap
-_DRAWN_AT_ONCE = 100_000  # episodes sampled together
+_BOOTSTRAP_RESAMPLES = 10_000
+_SAMPLED_AT_ONCE = 100_000  # episodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +80,8 @@ class Branched:
         if count < 2:
             return None
         random = np.random.default_rng(self.seed)
-        most = max(1, _DRAWN_AT_ONCE // count)
-        sizes = [(min(most, _RESAMPLES - done), count) for done in range(0, _RESAMPLES, most)]
+        at_once = max(1, _SAMPLED_AT_ONCE // count)
+        sizes = [(min(at_once, _BOOTSTRAP_RESAMPLES - done), count) for done in range(0, _BOOTSTRAP_RESAMPLES, at_once)]
         means = np.concatenate([self.returns[random.integers(count, size=size)].mean(axis=1) for size in sizes])
         low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return as_return(low), as_return(high)
@@ -115,8 +115,8 @@ def branch(
     repeated steps. The new trace stores the writer, episode and step that it branched from.
 
     With a seed, the environment's random generator is seeded at the step, for each episode differently: the mean return
-    is then a Monte Carlo estimate of the value of the step. Replays repeat that. Without one, the generator continues
-    from its recorded state, and episodes differ only if the policy does.
+    is then a Monte Carlo estimate of the value of the step. Replays repeat this seeding. Without a seed, the generator
+    continues from its recorded state, and episodes differ only if the policy does.
 
     The policy is reset at the step, and does not see the steps before.
 
@@ -140,7 +140,7 @@ def branch(
     Raises:
         ReplayDiverged: a repeated step differs; names the first difference. A later one is a warning.
         EnvironmentUnavailable: the environment cannot be made here, replayed or reseeded; says why.
-        InvalidOption: an option is invalid, there is no such step, or the episode has ended there.
+        InvalidOption: an option is invalid, or the episode has no such step or ends before it.
         IndexError: no such episode.
         TraceNotFound, TraceExists, CorruptTrace
     """
@@ -148,37 +148,39 @@ def branch(
     index = range(len(trace))[episode]
     recorded = trace[index]
     _check(recorded, step, episodes, seed, recording)
-    making, maker = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), policy_maker(policy)
+    making, make_policy = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), policy_maker(policy)
     root = new_root_seed() if seed is None else seed
     with closing(replays(trace, [index], making, None)) as playing:
         played = next(playing)
         env = without_autoreset(made_env(played.lane, making, None))
         try:
             generator = played.replay.generator_before(played.position)
-            whole, _ = played.replay.play_in(env, played.position, len(recorded), generator)
-            if not whole.matches:
-                again = whole if whole.reach < step else played.replay.play_in(env, played.position, step, generator)[0]
-                _raise_unless_same(again)
-                warn(differs_later(whole, index, step))
-            made = maker(env.observation_space, env.action_space)
+            verdict, _ = played.replay.play_in(env, played.position, len(recorded), generator)
+            if not verdict.matches:
+                if verdict.reach >= step:
+                    _raise_unless_same(played.replay.play_in(env, played.position, step, generator)[0])
+                else:
+                    _raise_unless_same(verdict)
+                warn(differs_later(verdict, index, step))
+            actor = make_policy(env.observation_space, env.action_space)
             if seed is not None and generator_state(env.unwrapped) is None:
                 raise EnvironmentUnavailable(f"seed={seed}: the environment has no np_random to seed; omit seed")
             options = {"record_infos": trace.writer_of(index).about.recorder.get("record_infos", False), **recording}
             if not prefix:
                 options["frame_filter"] = lambda number: number >= step
-            with recorded_by(_provenance(command, maker.name, trace, recorded, step, seed)):
+            with recorded_by(_provenance(command, make_policy.name, trace, recorded, step, seed)):
                 recorder = TraceRecordingWrapper(env, directory, **options)
         except BaseException:
             env.close()
             raise
         with recorder:
-            run = _Branches(root, played, generator, step, seed is not None, episodes, on_progress)
-            run.record(recorder, Annotating(made, recorder))
+            branches = _Branches(root, played, generator, step, seed is not None, episodes, on_progress)
+            branches.record(recorder, Annotating(actor, recorder))
     rest = recorded[step:]
-    returns = np.array(run.returns, np.float64)
-    lengths = np.array(run.lengths, np.int64)
-    facts = as_return(rest.total_reward), len(rest), recorded.outcome
-    return Branched(recorder.directory, root, seed is not None, run.drew, returns, lengths, *facts)
+    returns = np.array(branches.returns, np.float64)
+    lengths = np.array(branches.lengths, np.int64)
+    recorded_facts = as_return(rest.total_reward), len(rest), recorded.outcome
+    return Branched(recorder.directory, root, seed is not None, branches.drew, returns, lengths, *recorded_facts)
 
 
 class _Branches(Rollout):
@@ -198,7 +200,7 @@ class _Branches(Rollout):
         self._played, self._generator, self._step = played, generator, step
         self._reseeds, self._episodes = reseeds, episodes
         self._on_progress = on_progress
-        self._seeded: Any = None  # state of the generator after it was seeded
+        self._seeded: Any = None  # state of the generator right after seeding
         self.drew: bool | None = False if reseeds else None
         self.returns: list[Return] = []
         self.lengths: list[int] = []

@@ -18,14 +18,14 @@ def push(
     dry_run: bool = False,
     on_progress: Progress | None = None,
 ) -> TransferReport:
-    """Copy a trace to a URL. What is there already stays, so an interrupted push goes on.
+    """Copy a trace to a URL. Existing files stay, so an interrupted push can be resumed.
 
-    The rings of dead writers are written into their batches first. Of writers that are still recording, only the
-    sealed batches are copied.
+    The rings of dead writers are written into their batches first. If a writer is still recording, only its sealed
+    batches are copied.
 
     Args:
         directory: directory of the trace.
-        url: a directory in an object store; or a dataset, "hf://datasets/USER/NAME", which gets a card.
+        url: directory in an object store, or dataset "hf://datasets/USER/NAME", which gets a card.
         workers: files copied at the same time.
         dry_run: only report what would be copied.
         on_progress: called with bytes done and in total.
@@ -34,7 +34,7 @@ def push(
         TraceNotFound, InvalidOption, MissingExtra.
         CorruptTrace: a batch lacks the checksum that the manifest lists.
         TraceExists: the URL has a file of the same name with other content.
-        RemoteError: the store did not answer, or refused.
+        RemoteError: the store did not respond, or rejected a request.
     """
     return Transfer(directory, url, ("push",), dry_run, card=dataset_card).run(workers, on_progress)
 
@@ -47,7 +47,7 @@ def pull(
     dry_run: bool = False,
     on_progress: Progress | None = None,
 ) -> TransferReport:
-    """Copy a trace from a URL to a directory. What is there already stays, so an interrupted pull goes on.
+    """Copy a trace from a URL to a directory. Existing files stay, so an interrupted pull can be resumed.
 
     Arguments and errors are those of push().
     """
@@ -62,7 +62,7 @@ def sync(
     dry_run: bool = False,
     on_progress: Progress | None = None,
 ) -> TransferReport:
-    """Copy to each of a directory and a URL what only the other one has. Facts that differ stay as they are.
+    """Copy files that only the directory has to the URL, and the reverse. Facts that differ stay as they are.
 
     Arguments and errors are those of push().
     """

@@ -1,4 +1,4 @@
-"""Ask a person for the key of each action, once, and keep the answers in the user's configuration."""
+"""Ask a person once for the key of each action, and store the answers in the user's configuration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from gym_trace.storage.staging import replaced_file
 from gym_trace.tools.playing.keymap import Keymap, Question
 from gym_trace.tools.playing.window import CLOSED, Window
 
-_RARE = re.compile(r"[^A-Za-z0-9_.-]+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
-def kept_file(environment: str, space: Any) -> Path:
+def keys_file(environment: str, space: Any) -> Path:
     """Return the file with the keys of an environment with this action space: below $XDG_CONFIG_HOME or ~/.config."""
     root = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     digest = hashlib.blake2b(f"{environment}\n{space}".encode("utf-8", "backslashreplace"), digest_size=4).hexdigest()
-    return root / "gym-trace" / "keys" / f"{_RARE.sub('-', environment)[:80].strip('.') or 'environment'}-{digest}.toml"
+    name = _UNSAFE.sub("-", environment)[:80].strip(".") or "environment"
+    return root / "gym-trace" / "keys" / f"{name}-{digest}.toml"
 
 
-def keep(keymap: Keymap, path: Path, environment: str, space: Any) -> None:
-    """Write a key map. Raises OSError."""
+def save_keys(keymap: Keymap, path: Path, environment: str, space: Any) -> None:
+    """Write a key map to a file. Raises OSError."""
     title = " ".join(f"{environment}, {space}".split())
     with replaced_file(path) as staged:
         staged.write_text(f"# gym-trace play: keys of {title}\n{_toml(keymap.as_toml())}", encoding="utf-8")
@@ -48,18 +49,18 @@ def ask(
     may_rest: bool,
     stop: Callable[[], bool],
 ) -> list[str | None] | None:
-    """Show the questions one by one; return the key of each, or None when the person gives up.
+    """Show the questions one by one; return the key of each, or None if the person quits.
 
-    may_rest: one answer may be None: Enter, for what is done while no key is pressed.
+    may_rest: one key may be None, by Enter: the action while no key is pressed.
     """
     answers: list[str | None] = []
     note = ""
     while len(answers) < len(questions):
-        rows = [("no key" if key is None else key, asked.text) for asked, key in zip(questions, answers)]
+        rows = [("no key" if key is None else key, question.text) for question, key in zip(questions, answers)]
         rows += [("?", f"press the key for: {questions[len(answers)].text}")]
         hints = ["Backspace: back, Escape: quit"]
         if may_rest and None not in answers:
-            hints += ["Enter: this is done while no key is pressed (without it, steps wait for a key)"]
+            hints += ["Enter: do this while no key is pressed (otherwise, steps wait for a key)"]
         window.show(None, [f"{environment}: key {len(answers) + 1} of {len(questions)}", *hints], note, rows)
         window.poll()
         events, window.events = window.events, []

@@ -1,4 +1,4 @@
-"""Play on from a step of a recorded episode."""
+"""Continue playing from a step of a recorded episode."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment at a recorded step, for a recorder around it.
 
     The recorder must see whole episodes. So reset() and the first steps return the recorded rows, which env_at() has
-    just compared with the environment; the steps after them go to the environment. begin() does the reset
-    and these steps. Each further episode begins at the same place.
+    just compared with the environment; later steps go to the environment. begin() makes the reset and the recorded
+    steps. Every episode continues from the same step.
 
     Args:
-        trace, episode, step, making: as for env_at(). Raises its errors, and InvalidOption where the episode is over.
+        trace, episode, step, making: as for env_at(). Raises its errors, and InvalidOption if the episode ended before.
     """
 
     def __init__(
@@ -39,24 +39,24 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         index = range(len(trace))[episode]
         self._make: Callable[[], Any] = lambda: env_at(trace, index, step, render_mode="rgb_array", **making)
         super().__init__(self._make())
-        whole = trace[index]
-        self.episode = whole[: max(0, step)]
+        recorded = trace[index]
+        self.episode = recorded[: max(0, step)]
         if step and (self.episode.terminations[-1] or self.episode.truncations[-1]):
             self.env.close()
             raise InvalidOption(f"step {step}: episode {index} is over there; pass 0 to {step - 1}")
         self.described = {
             "trace": trace.directory.name,
-            "writer": whole.writer,
-            "episode_id": whole.episode_id,
+            "writer": recorded.writer,
+            "episode_id": recorded.episode_id,
             "step": step,
         }
         self._infos = infos_of(self.episode)
         self._row = len(self.episode)
-        self._first = self.env.unwrapped  # whose generator a recorder stores before an unseeded reset
-        self._left: list[Any] = []
-        self._is_new = True
-        self._generator: Any = None  # before the reset, if that was not seeded
-        if whole.seed is None:
+        self._first_env = self.env.unwrapped  # a recorder stores its generator before an unseeded reset
+        self._used_envs: list[Any] = []
+        self._is_unused = True
+        self._generator: Any = None  # its state before the recorded reset, if that was unseeded
+        if recorded.seed is None:
             with closing(replays(trace, [index], Making(**making), None)) as playing:
                 played = next(playing)
                 self._generator = played.replay.generator_before(played.position)
@@ -71,30 +71,30 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._infos is not None
 
     def begin(self, recorder: Any, annotate: Callable[[], None]) -> tuple[int, float]:
-        """Reset a recorder around this, and take the recorded steps; return their number and return.
+        """Reset the recorder around this environment, and repeat the recorded steps; return their count and return.
 
         annotate: called before each step.
         """
-        if not self._is_new:
-            self._left.append(self.env)  # closed at the end: closing one may close the window of another
+        if not self._is_unused:
+            self._used_envs.append(self.env)  # closed at the end: closing it now may close the window of the next
             self.env = self._make()
-        self._is_new, self._row = False, 0
-        state = self._generator
-        now = generator_state(self._first)
-        if state is not None:
-            restore_generator(self._first, state)
+        self._is_unused, self._row = False, 0
+        before_reset = self._generator
+        current = generator_state(self._first_env)
+        if before_reset is not None:
+            restore_generator(self._first_env, before_reset)
         try:
             recorder.reset(seed=self.episode.seed, options=self.episode.options)
         finally:
-            if state is not None and now is not None:
-                restore_generator(self._first, now)
+            if before_reset is not None and current is not None:
+                restore_generator(self._first_env, current)
         for row in range(len(self.episode)):
             annotate()
             recorder.step(row_of(self.episode.actions, row))
         return len(self.episode), float(sum(map(float, self.episode.rewards)))
 
     def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the recorded first observation. begin() brings the environment to its place."""
+        """Return the recorded first observation; the environment is already at its step."""
         return row_of(self.episode.observations, 0), self.episode.reset_info or {}
 
     def step(self, action: Any) -> Any:
@@ -105,7 +105,7 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         return row_of(self.episode.observations, row + 1), self.episode.rewards[row], False, False, info
 
     def close(self) -> None:
-        for env in self._left:
+        for env in self._used_envs:
             env.close()
-        self._left.clear()
+        self._used_envs.clear()
         super().close()

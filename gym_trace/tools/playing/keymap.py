@@ -26,7 +26,7 @@ else:
 TOGETHER = " + "  # between the names of keys that are pressed together
 AXES = ("mouse x", "mouse y", *(f"pad {number}" for number in range(8)))
 _PAIRS = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"), ("j", "l"), ("k", "i"))
-_MOST_ASKED = 32  # questions about keys that a person may be asked
+_MAX_QUESTIONS = 32
 _SUPPORTED = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
 
 
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
     """Keys and axes that a person moves.
 
     keys: names, in the order in which they were pressed.
-    axes: -1 to 1, by name; only those that are away from their middle.
+    axes: -1 to 1, by name; only axes away from their center.
     """
 
     keys: Sequence[str] = ()
@@ -57,18 +57,18 @@ class Keymap:
         raise NotImplementedError
 
     def described(self, labels: Sequence[str]) -> list[tuple[str, str]]:
-        """Return keys and what they do, for help. labels: names of the actions, or of the elements."""
+        """Return keys and their effects, for help. labels: names of the actions, or of the elements."""
         raise NotImplementedError
 
     def as_toml(self) -> dict[str, Any]:
-        """Return what keymap_of_file reads."""
+        """Return the content of a file for keymap_of_file()."""
         raise NotImplementedError
 
 
 class Combinations(Keymap):
-    """Keys, alone or together, each with an action; of several that are pressed, the one of the most keys counts.
+    """Actions by key or combination of keys; the largest pressed combination counts.
 
-    rest: the action while none is pressed; None: wait.
+    rest: action while none is pressed; None: wait.
     """
 
     def __init__(self, actions: Mapping[frozenset[str], Any], rest: Any):
@@ -77,7 +77,7 @@ class Combinations(Keymap):
         self.keys = frozenset[str]().union(*actions)
 
     def action(self, inputs: Inputs) -> Any:
-        order = {key: place for place, key in enumerate(inputs.keys)}
+        order = {key: position for position, key in enumerate(inputs.keys)}
         pressed = [keys for keys in self._actions if keys and keys <= order.keys()]
         if not pressed:
             return self._rest
@@ -85,8 +85,8 @@ class Combinations(Keymap):
 
     def described(self, labels: Sequence[str]) -> list[tuple[str, str]]:
         def named(action: Any) -> str:
-            at = int(action) if np.ndim(action) == 0 and isinstance(action, (int, np.integer)) else -1
-            return labels[at] if 0 <= at < len(labels) else f"action {np.asarray(action).tolist()}"
+            index = int(action) if np.ndim(action) == 0 and isinstance(action, (int, np.integer)) else -1
+            return labels[index] if 0 <= index < len(labels) else f"action {np.asarray(action).tolist()}"
 
         found = [(TOGETHER.join(sorted(keys)), named(action)) for keys, action in self._actions.items() if keys]
         return [*found, ("no key", "wait" if self._rest is None else named(self._rest))]
@@ -151,28 +151,28 @@ class Elements(Keymap):
         }
 
 
-def supported(space: Any) -> None:
+def check_supported(space: Any) -> None:
     """Raise InvalidOption for an action space that keys cannot play."""
     if not isinstance(space, _SUPPORTED):
         names = ", ".join(kind.__name__ for kind in _SUPPORTED)
         raise InvalidOption(f"action space {printable(str(space))}: cannot be played; supported: {names}")
 
 
-def keymap_of_environment(env: Any, named: Any) -> Keymap | None:
+def keymap_of_environment(env: Any, key_name: Any) -> Keymap | None:
     """Return the key map of an environment's get_keys_to_action(), as for gymnasium.utils.play; None without one.
 
-    named: called with a key code, returns its name. Raises InvalidOption.
+    key_name: returns the name of a key code. Raises InvalidOption.
     """
     try:
-        given = env.unwrapped.get_keys_to_action()
+        key_actions = env.unwrapped.get_keys_to_action()
     except AttributeError:
         return None
-    if not isinstance(given, Mapping):
-        raise InvalidOption(f"get_keys_to_action: returned {type(given).__name__}; pass --keys FILE")
+    if not isinstance(key_actions, Mapping):
+        raise InvalidOption(f"get_keys_to_action: returned {type(key_actions).__name__}; pass --keys FILE")
     actions: dict[frozenset[str], Any] = {}
-    for keys, action in given.items():
+    for keys, action in key_actions.items():
         codes = keys if isinstance(keys, (tuple, list, str)) else (keys,)
-        actions[frozenset(named(ord(code) if isinstance(code, str) else int(code)) for code in codes)] = action
+        actions[frozenset(key_name(ord(code) if isinstance(code, str) else int(code)) for code in codes)] = action
     space, rest = env.action_space, actions.get(frozenset())
     if rest is None:  # as gymnasium.utils.play
         rest = 0 if isinstance(space, spaces.Discrete) else np.zeros(space.shape, space.dtype)
@@ -193,7 +193,7 @@ def default_keymap(space: Any) -> Keymap | None:
 
 
 def _bounds(space: Any) -> Iterable[tuple[float, float]]:
-    """Return the least and the largest value of each number of an action; -1 and 1 in place of infinities."""
+    """Return minimum and maximum of each number of an action; infinities become -1 and 1."""
     if isinstance(space, spaces.MultiBinary):
         return [(0, 1)] * int(np.prod(space.shape))
     if isinstance(space, spaces.MultiDiscrete):
@@ -208,15 +208,15 @@ def _bounds(space: Any) -> Iterable[tuple[float, float]]:
 
 
 class Question(NamedTuple):
-    """Which key does this? place: of the element; None in spaces of one number. value: what the key gives it."""
+    """Asks which key sets a value. element: index in the action; None for Discrete. value: set by the key."""
 
     text: str
-    place: int | None
+    element: int | None
     value: int
 
 
 def questions_of(space: Any, labels: Sequence[str]) -> list[Question]:
-    """Return what must be asked to play a space of whole numbers. Raises InvalidOption if that is too much."""
+    """Return the questions needed to play a space of integers. Raises InvalidOption for too many."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         found = [
@@ -225,25 +225,25 @@ def questions_of(space: Any, labels: Sequence[str]) -> list[Question]:
         ]
     else:
         found = [
-            Question(f"{labels[place] if place < len(labels) else f'action[{place}]'} = {value}", place, value)
-            for place, (low, high) in enumerate(_bounds(space))
+            Question(f"{labels[index] if index < len(labels) else f'action[{index}]'} = {value}", index, value)
+            for index, (low, high) in enumerate(_bounds(space))
             for value in range(int(low), int(high) + 1)
             if value != min(max(0, low), high)
         ]
-    if len(found) > _MOST_ASKED:
+    if len(found) > _MAX_QUESTIONS:
         raise InvalidOption(f"{printable(str(space))}: {len(found)} keys are too many to ask for; pass --keys FILE")
     return found
 
 
-def answered(space: Any, questions: Sequence[Question], keys: Sequence[str | None]) -> Keymap:
+def keymap_of_answers(space: Any, questions: Sequence[Question], keys: Sequence[str | None]) -> Keymap:
     """Return the key map of the answers. A key of None: in a Discrete space, the action while no key is pressed."""
     if isinstance(space, spaces.Discrete):
         actions = {frozenset((key,)): question.value for question, key in zip(questions, keys) if key is not None}
         rest = next((question.value for question, key in zip(questions, keys) if key is None), None)
         return Combinations(actions, rest)
     elements = []
-    for place, (low, high) in enumerate(_bounds(space)):
-        own = {key: value for (_, at, value), key in zip(questions, keys) if at == place and key is not None}
+    for index, (low, high) in enumerate(_bounds(space)):
+        own = {key: value for (_, element, value), key in zip(questions, keys) if element == index and key is not None}
         elements.append(Element(low, high, min(max(0, low), high), own))
     return Elements(space, elements)
 
@@ -262,32 +262,32 @@ def keymap_of_file(path: Path, space: Any, known: frozenset[str]) -> Keymap:
 
 def _parsed(content: dict[str, Any], space: Any, known: frozenset[str]) -> Keymap:
     if isinstance(space, spaces.Discrete):
-        _only(content, {"rest", "keys"}, "the file")
-        actions = {_together(keys, known): _action(space, action) for keys, action in _table(content, "keys").items()}
+        _check_names(content, {"rest", "keys"}, "the file")
+        actions = {_keys(names, known): _action(space, action) for names, action in _table(content, "keys").items()}
         if not actions:
             raise ValueError('no keys; write a table [keys], such as left = 0 and "left + space" = 1')
         return Combinations(actions, _action(space, content["rest"]) if "rest" in content else None)
-    _only(content, {"elements"}, "the file")
+    _check_names(content, {"elements"}, "the file")
     elements = [Element(low, high, min(max(0, low), high)) for low, high in _bounds(space)]
     if not (tables := _table(content, "elements")):
         raise ValueError("no elements; write a table [elements.0] with keys = {left = -1.0, right = 1.0}")
-    for place, table in tables.items():
-        if not place.isdigit() or int(place) >= len(elements):
-            raise ValueError(f"elements.{place}: no such number of an action; it has {len(elements)}, the first is 0")
+    for index, table in tables.items():
+        if not index.isdigit() or int(index) >= len(elements):
+            raise ValueError(f"elements.{index}: not an element of the action; it has {len(elements)}, counted from 0")
         if not isinstance(table, dict):
-            raise ValueError(f"elements.{place}: write a table")
-        _only(table, {"rest", "keys", "axes"}, f"elements.{place}")
-        base = elements[int(place)]
-        keys = {_one(key, known): _number(value, base) for key, value in _table(table, "keys").items()}
+            raise ValueError(f"elements.{index}: write a table")
+        _check_names(table, {"rest", "keys", "axes"}, f"elements.{index}")
+        base = elements[int(index)]
+        keys = {_key(key, known): _number(value, base) for key, value in _table(table, "keys").items()}
         axes = table.get("axes", [])
         if not isinstance(axes, list) or not set(map(str, axes)) <= set(AXES):
-            raise ValueError(f"elements.{place}: axes are {', '.join(AXES)}")
+            raise ValueError(f"elements.{index}: axes are {', '.join(AXES)}")
         rest = _number(table.get("rest", base.rest), base)
-        elements[int(place)] = Element(base.low, base.high, rest, keys, axes)
+        elements[int(index)] = Element(base.low, base.high, rest, keys, axes)
     return Elements(space, elements)
 
 
-def _only(content: dict[str, Any], names: set[str], where: str) -> None:
+def _check_names(content: dict[str, Any], names: set[str], where: str) -> None:
     if others := sorted(set(content) - names):
         raise ValueError(f"unknown {printable(others[0])!r} in {where}; known: {', '.join(sorted(names))}")
 
@@ -299,14 +299,14 @@ def _table(content: dict[str, Any], name: str) -> dict[str, Any]:
     return table
 
 
-def _one(name: str, known: frozenset[str]) -> str:
+def _key(name: str, known: frozenset[str]) -> str:
     if name not in known:
         raise ValueError(f"{printable(name)!r}: not a key; keys have names such as left, space, a, f3, pad up")
     return name
 
 
-def _together(names: str, known: frozenset[str]) -> frozenset[str]:
-    return frozenset(_one(name, known) for name in (names.split(TOGETHER) if names != TOGETHER else [names]))
+def _keys(names: str, known: frozenset[str]) -> frozenset[str]:
+    return frozenset(_key(name, known) for name in (names.split(TOGETHER) if names != TOGETHER else [names]))
 
 
 def _action(space: Any, value: Any) -> int:
@@ -323,10 +323,10 @@ def _number(value: Any, element: Element) -> float:
 
 
 def labels_of(env: Any) -> list[str]:
-    """Return the names that an environment gives its actions; empty without them."""
+    """Return the environment's names of its actions; [] if it has none."""
     try:
         return [str(name) for name in env.unwrapped.get_action_meanings()]
-    except Exception:  # most have none; those of others may raise anything
+    except Exception:  # most environments have no such method; others may raise anything
         pass
     try:
         named = {int(member): name for name, member in env.unwrapped.actions.__members__.items()}

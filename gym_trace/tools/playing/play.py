@@ -19,23 +19,23 @@ from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.editing.episodes import filter_trace
-from gym_trace.tools.playing.asking import ask, keep, kept_file
+from gym_trace.tools.playing.asking import ask, keys_file, save_keys
 from gym_trace.tools.playing.continued import Continued
 from gym_trace.tools.playing.keymap import (
     Keymap,
-    answered,
+    check_supported,
     default_keymap,
+    keymap_of_answers,
     keymap_of_environment,
     keymap_of_file,
     labels_of,
     questions_of,
-    supported,
 )
 from gym_trace.tools.playing.session import MARK, RESERVED, PlayReport, Session
 from gym_trace.tools.playing.window import KEYS, Window, check_display, key_name
 from gym_trace.tools.video.simulate import fps_of
 
-PLAYED = "played"  # the annotation of steps after those of a recorded episode
+PLAYED = "played"  # annotation: True for steps after the recorded ones
 MARKS: Mapping[str, str] = {MARK: "mark"}
 
 
@@ -59,25 +59,25 @@ def play(
 ) -> PlayReport:
     """Open a window in which a person plays, and record every step. The environment is closed at the end.
 
-    Everything is kept when the window closes, `stop` is true, or the environment raises; an unfinished episode then
+    All steps are saved when the window closes, `stop` is true, or the environment raises; an unfinished episode then
     has the outcome "closed". Discarded episodes are removed from the trace at the end.
 
     Args:
-        env: with render_mode="rgb_array", or "ansi" for text. A Continued goes on from a recorded step: its episodes
-            contain the recorded steps before, so that they verify; annotations.played tells the steps apart.
-        directory: of the trace.
+        env: with render_mode="rgb_array", or "ansi" for text. A Continued starts from a recorded step: its episodes
+            begin with the recorded steps, so that they verify; annotations.played is True for the others.
+        directory: directory of the trace.
         seed: root seed, also stored in the metadata; None takes one from the system's entropy. Attempts at episode k
             are reset with the seed of episode k of gym-trace record --seed.
-        name: of the environment, in the window and for kept keys. Default: its id.
-        keys: a TOML file with a key map. Default: that of the environment, the one that the person was asked for
-            before, arrows and mouse for continuous actions, or questions.
+        name: name of the environment, for the window and the file of its keys. Default: its id.
+        keys: a TOML file with a key map. Default: answers to earlier questions, the map of the environment, arrows
+            and mouse for continuous actions, or questions.
         asks_again: ask even if there is a key map.
         fps: steps per second. Default: render_fps of the environment's metadata, else 30.
         episodes: stop after this number of episodes that ended by themselves and were not discarded.
         marks: annotations by key; each is a column, True in the steps for which the key was pressed.
-        facts: of the trace, such as author.
-        stop: asked between steps.
-        make_env: function that made env, stored so that verify_trace() can make it again.
+        facts: facts of the trace, such as author.
+        stop: called between steps; True ends the session.
+        make_env: function that made env, stored so that verify_trace() can call it.
         command: name of the caller, stored under provenance.
         metadata, recording: options of TraceRecordingWrapper.
 
@@ -88,7 +88,7 @@ def play(
         TraceExists: see TraceRecordingWrapper.
     """
     with ExitStack() as stack:
-        owner = [env]  # whose close() closes all
+        owner = [env]  # its close() closes all wrappers
         stack.callback(lambda: owner[0].close())
         check_display()
         seed = new_root_seed() if seed is None else seed
@@ -96,12 +96,12 @@ def play(
         if isinstance(env, Continued):
             metadata["from"] = env.described
         name = name or getattr(env.spec, "id", None) or type(env.unwrapped).__name__
-        supported(env.action_space)
+        check_supported(env.action_space)
         if env.render_mode not in ("rgb_array", "rgb_array_list", "ansi"):
             raise InvalidOption(f'{name}: render_mode is {env.render_mode!r}; playing needs "rgb_array" or "ansi"')
         _check_marks(marks)
         if isinstance(env, Continued) and recording.get("record_infos") and not env.has_infos:
-            raise InvalidOption("infos: the trace to go on from has none; leave out --infos")
+            raise InvalidOption("infos: the trace to continue has none; omit --infos")
         keymap = None if keys is None else keymap_of_file(keys, env.action_space, KEYS)
         window = stack.enter_context(Window(f"{name} - gym-trace play"))
         if keymap is None:
@@ -119,7 +119,7 @@ def play(
             recorder,
             window,
             keymap,
-            _beginning(env, seed, marks),
+            _begin_function(env, seed, marks),
             fps=fps or fps_of(env),
             marks=marks,
             notes={PLAYED: np.True_} if isinstance(env, Continued) else {},
@@ -127,24 +127,24 @@ def play(
             most=episodes,
             stop=stop,
         )
-        played, completed = session.played, False
-        played.seed = seed
+        report, is_returned = session.played, False
+        report.seed = seed
         try:
             try:
                 session.run()
             finally:
                 writer = recorder._recorder.writer_id
                 stack.close()
-            completed = True
+            is_returned = True
         finally:
-            if played.discarded:
-                played.left = _remove(Path(directory), writer, played.discarded)
-                if played.left and not completed:  # the caller gets an error, and not played.left
-                    warn(f"discarded episodes are still in the trace: {played.left}")
-    return played
+            if report.discarded:
+                report.left = _remove(Path(directory), writer, report.discarded)
+                if report.left and not is_returned:  # an error is raised, so the caller gets no report
+                    warn(f"discarded episodes are still in the trace: {report.left}")
+    return report
 
 
-def _beginning(
+def _begin_function(
     env: Any, seed: int, marks: Mapping[str, str]
 ) -> Callable[[TraceRecordingWrapper, int], tuple[int, float]]:
     """Return a function that begins an attempt at an episode."""
@@ -153,11 +153,11 @@ def _beginning(
         recorder.reset(seed=episode_seed(seed, number))
         return 0, 0.0
 
-    def go_on(recorder: TraceRecordingWrapper, number: int) -> tuple[int, float]:
-        notes = dict.fromkeys((PLAYED, *marks.values()), np.False_)
-        return env.begin(recorder, lambda: recorder.annotate(**notes))  # type: ignore[no-any-return]
+    def continue_recorded(recorder: TraceRecordingWrapper, number: int) -> tuple[int, float]:
+        annotations = dict.fromkeys((PLAYED, *marks.values()), np.False_)
+        return env.begin(recorder, lambda: recorder.annotate(**annotations))  # type: ignore[no-any-return]
 
-    return go_on if isinstance(env, Continued) else reset
+    return continue_recorded if isinstance(env, Continued) else reset
 
 
 def _check_marks(marks: Mapping[str, str]) -> None:
@@ -172,29 +172,29 @@ def _check_marks(marks: Mapping[str, str]) -> None:
 def _keymap(
     env: Any, window: Window, name: str, reserved: frozenset[str], asks_again: bool, stop: Callable[[], bool]
 ) -> Keymap | None:
-    """Return the key map, perhaps after asking; None if the person gives up."""
-    space, kept = env.action_space, kept_file(name, env.action_space)
+    """Return the key map, if needed after asking; None if the person quits."""
+    space, answers_file = env.action_space, keys_file(name, env.action_space)
     if not asks_again:
-        if kept.is_file():
-            return keymap_of_file(kept, space, KEYS)
-        own = keymap_of_environment(env, key_name) or default_keymap(space)
-        if own is not None:
-            return own
+        if answers_file.is_file():
+            return keymap_of_file(answers_file, space, KEYS)
+        keymap = keymap_of_environment(env, key_name) or default_keymap(space)
+        if keymap is not None:
+            return keymap
     questions = questions_of(space, labels_of(env))
     answers = ask(window, name, questions, reserved, hasattr(space, "n") and not space.shape, stop)
     if answers is None:
         return None
-    keymap = answered(space, questions, answers)
-    keep(keymap, kept, name, space)
+    keymap = keymap_of_answers(space, questions, answers)
+    save_keys(keymap, answers_file, name, space)
     return keymap
 
 
 def _remove(directory: Path, writer: str, episodes: list[int]) -> str:
-    """Remove these episodes of a writer from the trace; return why that was not possible, or ""."""
+    """Remove these episodes of a writer from the trace; return "", or the reason if that failed."""
     trace = open_trace(directory)
     table = trace.episodes
     discarded = (table["writer"] == trace.writers.index(writer)) & np.isin(table["episode_id"], episodes)
-    if discarded.all():  # an error came before another episode began
+    if discarded.all():  # an error came before the next episode began
         return f"{directory}: holds no other episodes; delete it" if len(trace) else ""
     try:
         filter_trace(trace, episodes=~discarded, in_place=True)

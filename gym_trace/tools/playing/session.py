@@ -1,4 +1,4 @@
-"""A session: a person plays episodes in a window, and a recorder keeps them."""
+"""Session: a person plays episodes in a window, and a recorder stores them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_trace.tools.video.frames import rendered_frame
 HELP, PAUSE, MARK, RESTART, DISCARD, SAVE, QUIT = "f1", "f2", "f6", "f5", "f8", "f9", "escape"
 COMMANDS = {
     HELP: "this help",
-    PAUSE: "pause, or go on",
+    PAUSE: "pause or resume",
     RESTART: "restart from the same seed; keeps this attempt",
     DISCARD: "discard this episode (asks first)",
     SAVE: "end and keep this episode, and begin the next",
@@ -27,7 +27,7 @@ COMMANDS = {
 }
 NEXT = "return"
 RESERVED = frozenset((*COMMANDS, NEXT))
-_IDLE_SECONDS = 1 / 60  # between looks at the keyboard
+_IDLE_SECONDS = 1 / 60  # between checks of the keyboard
 _REDRAW_SECONDS = 0.25  # interval for an unchanged picture
 
 
@@ -37,11 +37,11 @@ class PlayReport:
 
     Attributes:
         seed: root seed.
-        episodes, steps: that were begun, and taken.
+        episodes, steps: number of episodes begun, and of steps.
         kept: returns of the episodes that ended by themselves and were not discarded.
         discarded: numbers of the episodes that the person discarded.
-        seconds: of play, without pauses.
-        fps: steps per second reached over that time; None without a step, and where steps wait for keys.
+        seconds: playing time, without pauses.
+        fps: steps per second reached over that time; None without a step, or if steps wait for keys.
         left: discarded episodes that could not be removed, and why.
     """
 
@@ -59,14 +59,14 @@ class PlayReport:
 
 
 class Session:
-    """Play until the person quits, `stop` is true, or `most` episodes have ended and were not discarded.
+    """Let a person play until they quit, `stop` is true, or `most` episodes have ended and were not discarded.
 
     Args:
         recorder: the environment, recorded; the session resets and steps it.
         begin: resets the recorder for an attempt at episode k = 0, 1, 2 …; returns steps and return so far.
         notes: annotations of every step.
-        marks: the annotation that each of these keys sets, True for the step that it is pressed for.
-        fps: steps per second, where the environment does not wait for keys.
+        marks: annotation by key; True in steps for which the key was pressed.
+        fps: steps per second, unless the environment waits for keys.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Session:
         self._recorder, self._window, self._keymap, self._begin_at = recorder, window, keymap, begin
         self._notes = dict(notes)
         self._period, self._marks, self._most, self._stop = 1 / fps, marks, most, stop
-        of_marks = [(key, f"annotate the next step: {name}") for key, name in marks.items()]
-        self._help = [*help_rows, *of_marks, ("", ""), *COMMANDS.items()]
+        mark_rows = [(key, f"annotate the next step: {name}") for key, name in marks.items()]
+        self._help = [*help_rows, *mark_rows, ("", ""), *COMMANDS.items()]
         self._fps = fps
-        self._over = self._paused = self._shows_help = self._ended = self._asks = False
-        self._number = 0  # number of the episode, for its seed
+        self._has_quit = self._paused = self._shows_help = self._episode_ended = self._confirms_discard = False
+        self._episode = 0  # number of the episode, for its seed
         self._steps, self._return = 0, 0.0
         self._times: deque[float] = deque()
         self._marked: set[str] = set()
@@ -102,10 +102,10 @@ class Session:
         """Play. Raises what the environment raises; steps before that are recorded."""
         self._begin()
         drawn = 0.0
-        while not (self._over or self._stop()):
+        while not (self._has_quit or self._stop()):
             self._window.poll()
             changed = bool(self._window.events)
-            self._handle()
+            self._handle_keys()
             now = time.monotonic()
             if self._plays and now >= self._due:
                 changed |= self._step(now)
@@ -119,57 +119,57 @@ class Session:
 
     @property
     def _plays(self) -> bool:
-        return not (self._paused or self._shows_help or self._ended or self._asks or self._over)
+        return not (self._paused or self._shows_help or self._episode_ended or self._confirms_discard or self._has_quit)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _handle(self) -> None:
+    def _handle_keys(self) -> None:
         events, self._window.events = self._window.events, []
         for key in events:
-            if key == CLOSED or (key == QUIT and not self._asks):
-                self._over = True
-            elif self._asks:
-                self._asks = False
+            if key == CLOSED or (key == QUIT and not self._confirms_discard):
+                self._has_quit = True
+            elif self._confirms_discard:
+                self._confirms_discard = False
                 if key == DISCARD:
                     self._discard()
             elif key == HELP:
                 self._shows_help = not self._shows_help
-                self._rest()
-            elif key == PAUSE and not self._ended:
+                self._restart_clock()
+            elif key == PAUSE and not self._episode_ended:
                 self._paused = not self._paused
-                self._rest()
+                self._restart_clock()
             elif key == RESTART:
                 self._begin()
             elif key == DISCARD:
-                self._asks = True
-            elif key == SAVE or (key == NEXT and self._ended):
+                self._confirms_discard = True
+            elif key == SAVE or (key == NEXT and self._episode_ended):
                 self._next()
             elif key in self._marks:
                 self._marked.add(self._marks[key])
 
     def _discard(self) -> None:
         self.played.discarded.append(self.played.episodes - 1)
-        if self._ended:
+        if self._episode_ended:
             self.played.kept.pop()
         self._next()
 
     def _next(self) -> None:
         if self._most is not None and len(self.played.kept) >= self._most:
-            self._over = True
+            self._has_quit = True
             return
-        self._number += 1
+        self._episode += 1
         self._begin()
         self._recorder.flush()
 
     def _begin(self) -> None:
-        self.played.episodes += 1  # first: an error in the midst leaves an episode, too
-        self._steps, self._return = self._begin_at(self._recorder, self._number)
-        self._ended = self._paused = False
+        self.played.episodes += 1  # first: an error during the reset leaves an episode, too
+        self._steps, self._return = self._begin_at(self._recorder, self._episode)
+        self._episode_ended = self._paused = False
         self._marked.clear()
         self._picture = self._rendered()
-        self._rest()
+        self._restart_clock()
 
-    def _rest(self) -> None:
+    def _restart_clock(self) -> None:
         """Do not count the time in which nothing is played."""
         self._times.clear()
         self._window.forget()
@@ -190,7 +190,7 @@ class Session:
         self.played.steps += 1
         self._return += number_of(reward)
         self._picture = self._rendered()
-        # Late steps are not caught up on: the person would not see them.
+        # Late steps are not made up for: the person would not see them.
         self._due = max(self._due + self._period, time.monotonic())
         if not self._keymap.waits:
             self.played.seconds += now - self._times[-1] if self._times else self._period
@@ -198,7 +198,7 @@ class Session:
         while now - self._times[0] > 1:
             self._times.popleft()
         if terminated or truncated:
-            self._ended = True
+            self._episode_ended = True
             self.played.kept.append(self._return)
         return True
 
@@ -206,18 +206,24 @@ class Session:
         picture = rendered_frame(self._recorder)
         return picture if isinstance(picture, str) else np.asarray(picture)
 
-    # -- what is shown ------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def _draw(self) -> None:
         banner = ""
-        if self._asks:
+        if self._confirms_discard:
             banner = f"Discard this episode? {DISCARD.upper()}: yes, any other key: no"
-        elif self._ended:
+        elif self._episode_ended:
             banner = f"Over: return {self._return:g} in {self._steps} steps. Enter: next, F5: again, F8: discard"
         elif self._paused:
-            banner = "Paused. F2: go on"
+            banner = "Paused. F2: resume"
         marks = " ".join(sorted(self._marked))
-        facts = [f"episode {self._number + 1}", f"step {self._steps}", f"return {self._return:g}", self._speed(), marks]
+        facts = [
+            f"episode {self._episode + 1}",
+            f"step {self._steps}",
+            f"return {self._return:g}",
+            self._speed(),
+            marks,
+        ]
         lines = ["   ".join(filter(None, facts)), "F1: help   Escape: quit, everything is kept"]
         self._window.show(self._picture, lines, banner, self._help if self._shows_help else ())
 

@@ -23,12 +23,12 @@ except ImportError as missing:
 
 CLOSED = "window closed"  # among the pressed keys
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-_SMALLEST, _LARGEST_SHARE = 480, 0.8  # pixels of a picture's height; share of the screen
+_MIN_HEIGHT, _MAX_SCREEN_SHARE = 480, 0.8  # pixels of a picture; fraction of the screen
 _LINE, _MARGIN = 20, 8
-_DEAD = 0.2  # dead zone of an axis around its middle
-_HELD_SECONDS = 0.4  # after which a key repeats, where the environment waits for keys
+_DEAD_ZONE = 0.2  # of an axis, around its center
+_REPEAT_SECONDS = 0.4  # before a held key repeats, if the environment waits for keys
 _BACK, _INK, _DIM, _BANNER = (24, 26, 30), (235, 235, 235), (150, 155, 160), (255, 210, 90)
-_OLD_CODES = {273: "up", 274: "down", 275: "right", 276: "left"}  # of pygame 1, which some environments still have
+_OLD_CODES = {273: "up", 274: "down", 275: "right", 276: "left"}  # of pygame 1; some environments still use them
 _NAMES = {pygame.key.name(getattr(pygame, name)) for name in dir(pygame) if name.startswith("K_")} - {""}
 _PAD_KEYS = ("pad up", "pad down", "pad left", "pad right", *(f"pad button {number}" for number in range(16)))
 KEYS = frozenset(_NAMES) | frozenset(_PAD_KEYS)
@@ -39,7 +39,7 @@ def key_name(code: int) -> str:
 
 
 def check_display() -> None:
-    """Raise RenderingError where no window can open."""
+    """Raise RenderingError if no window can open."""
     if sys.platform.startswith("linux") and not any(map(os.environ.get, _DISPLAYS)):
         raise _no_display("DISPLAY and WAYLAND_DISPLAY are not set")
 
@@ -55,13 +55,13 @@ class Window:
     """A window with a picture, lines of text below it, and perhaps text above it. A context manager.
 
     Attributes:
-        events: names of keys pressed since they were last taken, and CLOSED; in order.
+        events: names of pressed keys, in order, and CLOSED; the reader clears the list.
     """
 
     def __init__(self, title: str):
         self.events: list[str] = []
         self._title = title
-        self._pressed: dict[str, float] = {}  # the time of each key that is down
+        self._pressed: dict[str, float] = {}  # press time of each key that is down
         self._tapped: dict[str, None] = {}  # pressed since the last inputs()
         self._axes: dict[str, float] = {}
         self._pads: dict[int, Any] = {}
@@ -73,7 +73,7 @@ class Window:
             pygame.font.init()
             pygame.joystick.init()
             pygame.display.set_caption(printable(self._title))
-            self._screen = pygame.display.set_mode((720, _SMALLEST), pygame.RESIZABLE)
+            self._screen = pygame.display.set_mode((720, _MIN_HEIGHT), pygame.RESIZABLE)
         except pygame.error as error:
             pygame.quit()
             raise _no_display(str(error)) from error
@@ -87,7 +87,7 @@ class Window:
     # -- input --------------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Take in what has happened since the last call."""
+        """Process all events since the last call."""
         for event in pygame.event.get():
             if event.type == pygame.QUIT:
                 self.events.append(CLOSED)
@@ -105,29 +105,29 @@ class Window:
                 self._pads[pad.get_instance_id()] = pad
             elif event.type == pygame.JOYDEVICEREMOVED:
                 self._pads.pop(event.instance_id, None)
-                self._let_go_of_pads()
+                self._release_pads()
             elif event.type == pygame.JOYAXISMOTION:
                 self._pad_axis(event.axis, event.value)
             elif event.type == pygame.JOYHATMOTION:
-                self._directions(*event.value)
+                self._press_directions(*event.value)
             elif event.type == pygame.JOYBUTTONDOWN:
                 self._press(f"pad button {event.button}")
             elif event.type == pygame.JOYBUTTONUP:
                 self._release(f"pad button {event.button}")
 
     def inputs(self, waits: bool) -> Inputs:
-        """Return what is pressed, and what was since the last call, however shortly.
+        """Return the keys that are pressed now or were since the last call, and the axes.
 
-        waits: a key that is held counts when it is pressed, and then only after some time.
+        waits: a held key counts once, and repeats only after a delay.
         """
-        due = time.monotonic() - _HELD_SECONDS
+        due = time.monotonic() - _REPEAT_SECONDS
         held = [key for key, since in self._pressed.items() if not waits or since < due]
         keys = list(dict.fromkeys([*held, *self._tapped]))
         self._tapped.clear()
         return Inputs(keys, dict(self._axes))
 
     def forget(self) -> None:
-        """Forget keys that were pressed for something else."""
+        """Forget keys that were pressed for another purpose."""
         self._tapped.clear()
 
     def _press(self, key: str) -> None:
@@ -148,20 +148,20 @@ class Window:
             self._axes.pop("mouse y", None)
 
     def _pad_axis(self, axis: int, value: float) -> None:
-        value = -value if axis % 2 else value  # sticks count downwards
-        if abs(value) < _DEAD:
+        value = -value if axis % 2 else value  # sticks are positive downwards
+        if abs(value) < _DEAD_ZONE:
             self._axes.pop(f"pad {axis}", None)
         else:
             self._axes[f"pad {axis}"] = min(max(value, -1.0), 1.0)
         if axis < 2:
-            self._directions(*(round(self._axes.get(f"pad {number}", 0.0)) for number in (0, 1)))
+            self._press_directions(*(round(self._axes.get(f"pad {number}", 0.0)) for number in (0, 1)))
 
-    def _let_go_of_pads(self) -> None:
+    def _release_pads(self) -> None:
         for held in (self._pressed, self._axes):
             for name in [name for name in held if name.startswith("pad ")]:
                 del held[name]
 
-    def _directions(self, across: int, up: int) -> None:
+    def _press_directions(self, across: int, up: int) -> None:
         for key, is_down in zip(_PAD_KEYS, (up > 0, up < 0, across < 0, across > 0)):
             if is_down and key not in self._pressed:
                 self._press(key)
@@ -192,20 +192,22 @@ class Window:
         pygame.display.flip()
 
     def _fit(self, width: int, height: int, below: int) -> None:
-        """Resize the window when pictures of another size come; the person may resize it afterwards."""
+        """Resize the window when the size of pictures changes; the person may resize it afterwards."""
         if (width, height) == self._picture_size:
             return
         self._picture_size = width, height
         across, down = pygame.display.get_desktop_sizes()[0]
-        scale = max(1, -(-_SMALLEST // max(1, height)))
-        while scale > 1 and (scale * width > _LARGEST_SHARE * across or scale * height + below > _LARGEST_SHARE * down):
+        scale = max(1, -(-_MIN_HEIGHT // max(1, height)))
+        while scale > 1 and (
+            scale * width > _MAX_SCREEN_SHARE * across or scale * height + below > _MAX_SCREEN_SHARE * down
+        ):
             scale -= 1
         size = max(scale * width, 360), scale * height + below
         if self._screen.get_size() != size:
             self._screen = pygame.display.set_mode(size, pygame.RESIZABLE)
 
     def _draw(self, picture: Array, width: int, height: int) -> None:
-        """Draw a picture as large as fits, sharp if it is small."""
+        """Draw a picture as large as possible, without smoothing if it is small."""
         if picture.ndim == 2 or picture.shape[2] == 1:
             picture = np.repeat(picture.reshape(*picture.shape[:2], 1), 3, axis=2)
         surface = pygame.surfarray.make_surface(np.ascontiguousarray(picture[..., :3].swapaxes(0, 1), np.uint8))

@@ -113,7 +113,7 @@ def test_a_step_that_cannot_be_played_from_raises(tmp_path: Path, poles: Path) -
         Continued(poles, 0, steps + 1)
     with TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "bare") as env:
         record_episodes(env, episodes=1, seed=1)
-    with pytest.raises(InvalidOption, match="has none; leave out --infos"):
+    with pytest.raises(InvalidOption, match="has none; omit --infos"):
         _go_on(tmp_path / "bare", 0, 2, tmp_path / "t", record_infos=True)
     assert not (tmp_path / "t").exists()
 

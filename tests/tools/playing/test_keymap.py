@@ -10,15 +10,15 @@ from gymnasium import spaces
 pytest.importorskip("pygame")
 
 from gym_trace.errors import InvalidOption
-from gym_trace.tools.playing.asking import keep, kept_file
+from gym_trace.tools.playing.asking import keys_file, save_keys
 from gym_trace.tools.playing.keymap import (
     Inputs,
-    answered,
+    check_supported,
     default_keymap,
+    keymap_of_answers,
     keymap_of_environment,
     keymap_of_file,
     questions_of,
-    supported,
 )
 from gym_trace.tools.playing.window import KEYS, key_name
 
@@ -102,7 +102,7 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, text: str, problem: str
     ("text", "problem"),
     [
         ("", "no elements"),
-        ("[elements.2]\n", "no such number of an action; it has 2"),
+        ("[elements.2]\n", "not an element of the action; it has 2"),
         ("[elements.0]\nkeys = {left = 3}", "3 is out of range; use -1 to 1"),
         ('[elements.0]\naxes = ["mouse z"]', "axes are mouse x, mouse y"),
         ("[elements.0]\nkey = {}", "unknown 'key' in elements.0"),
@@ -119,8 +119,8 @@ def test_a_wrong_file_for_continuous_actions_says_what_is_wrong(tmp_path: Path, 
 def test_answers_play_every_action_and_survive_their_file(tmp_path: Path, space: Any) -> None:
     questions = questions_of(space, ["first"])
     keys = ["left", "right", "up", "down"][: len(questions)]
-    asked = answered(space, questions, keys)
-    keep(asked, tmp_path / "config" / "keys.toml", "Env\nwith lines", space)
+    asked = keymap_of_answers(space, questions, keys)
+    save_keys(asked, tmp_path / "config" / "keys.toml", "Env\nwith lines", space)
     kept = keymap_of_file(tmp_path / "config" / "keys.toml", space, KEYS)
     found = set()
     for pressed in ([], *([key] for key in keys), keys):
@@ -143,13 +143,13 @@ def test_default_keys_rest_at_zero_or_the_nearest_bound() -> None:
 
 def test_spaces_without_keys_raise() -> None:
     with pytest.raises(InvalidOption, match=r"Dict.*: cannot be played; supported: Discrete"):
-        supported(spaces.Dict({"a": spaces.Discrete(2)}))
+        check_supported(spaces.Dict({"a": spaces.Discrete(2)}))
     with pytest.raises(InvalidOption, match="500 keys are too many to ask for; pass --keys FILE"):
         questions_of(spaces.Discrete(500), [])
 
 
 def test_kept_keys_differ_by_environment_and_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    files = {kept_file(name, space) for name in ("A/b", "A-b", "../x") for space in ("Discrete(2)", "Discrete(3)")}
+    files = {keys_file(name, space) for name in ("A/b", "A-b", "../x") for space in ("Discrete(2)", "Discrete(3)")}
     assert len(files) == 6
     assert {file.parent for file in files} == {tmp_path / "gym-trace" / "keys"}
