@@ -73,15 +73,15 @@ def train(
 
     Args:
         make_env: makes an environment in a worker; a module-level function, or anything that cloudpickle can pickle.
-        directory: a new one, or that of the run to resume.
+        directory: a new directory, or that of the run to resume.
         steps: to learn from. seconds: time limit. until_return: end when the mean return of the last 100 episodes
             reaches it. One of them is needed.
         seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it determines the weights.
         resume: continue a run with its settings and limits. steps extends it, also a finished one; until_return of the
             run then no longer holds. Only steps, seconds and until_return can change.
-        begin_with: take over weights and optimizer of a version of another run: DIR, DIR@VERSION or DIR@best.
-        learn: False measures the throughput of collection: the first weights act, and only the trace results.
-        trust: allow the import of a module that the run, or the one to begin with, names as its model.
+        begin_with: version of another run whose weights and optimizer to start from: DIR, DIR@VERSION or DIR@best.
+        learn: False only records, with the first weights, to measure the throughput of collection.
+        trust: allow the import of a module that the run, or that of begin_with, names as its model.
         policies: number of policies that learn side by side, each with its own processes, limits, and run in policy-0,
             policy-1 … of the directory. Policies after the first begin with slightly changed settings; a sequence
             gives the settings of each that differ. None: one, in the directory itself.
@@ -89,7 +89,7 @@ def train(
         checkpoint_seconds, keep: interval of checkpoints, and how many stay. milestone_seconds: interval of checkpoints
             that stay for good. save_best: keep one with the largest mean return of the last 100 episodes.
         stall_timeout: seconds of silence before a worker is killed and restarted.
-        max_restarts: of all processes together; after that the run fails.
+        max_restarts: of all processes together; after more the run fails.
         cpus: processors to pin the workers to, one each, in turn. niceness: added to that of this process.
         on_progress: called twice a second with the progress; a truthy result ends the run.
         describe: plain data that describes make_env.
@@ -111,8 +111,8 @@ def train(
         if settings or seed is not None or policies is not None:
             raise InvalidOption("resume: settings, seed and policies of a run cannot change; omit them")
         runs = runs_in(directory)
-        known = [run.to_resume(describe, trust) for run in runs]
-        about, chosen, seeds = known[0][0], [own for _, own in known], [int(own["seed"]) for own, _ in known]
+        resumed = [run.to_resume(describe, trust) for run in runs]
+        about, chosen, seeds = resumed[0][0], [own for _, own in resumed], [int(own["seed"]) for own, _ in resumed]
         limit, seed = steps_now(runs[0]) if steps is None else steps, seeds[0]
         learned = max((update.steps for run in runs for update in run.updates()[-1:]), default=0)
         if steps is not None and steps <= learned:
@@ -133,19 +133,17 @@ def train(
     if limit is None and seconds is None and until_return is None:
         raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
     if limit is None and any({own.learning_rate_schedule, own.exploration_schedule} != {CONSTANT} for own in chosen):
-        raise InvalidOption(
-            "learning_rate_schedule, exploration_schedule: they fall over the steps of the run; pass steps="
-        )
-    for name, least in (("steps", limit), ("seconds", seconds)):
-        if least is not None and not least > 0:
-            raise InvalidOption(f"{name}={least!r}: pass more than 0")
-    carried = make_env if in_turns else portable("make_env", make_env)
+        raise InvalidOption("learning_rate_schedule, exploration_schedule: depend on the steps of the run; pass steps=")
+    for name, value in (("steps", limit), ("seconds", seconds)):
+        if value is not None and not value > 0:
+            raise InvalidOption(f"{name}={value!r}: pass more than 0")
+    make = make_env if in_turns else portable("make_env", make_env)
     env = make_env()
-    bounded, env = env.action_space, clipping(env)
+    original_action_space, env = env.action_space, clipping(env)
     spaces = env.observation_space, env.action_space
     env.close()
     if not resume:
-        demand_in_reach(bounded, min(own.initial_std for own in chosen))
+        demand_in_reach(original_action_space, min(own.initial_std for own in chosen))
     updates = chosen[0].updates_of(limit)
     for own in chosen:
         check_device(own.device)
@@ -153,21 +151,21 @@ def train(
         Learner(*spaces, replace(own, device="cpu"), own_seed, updates) for own, own_seed in zip(chosen, seeds)
     ]
     if not resume:
-        other = None if begin_with is None else version_of(begin_with, trust)
-        plain: dict[str, Any] = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
-        plain |= {"begins_with": None if other is None else other.name, "made_with": made_with()}
+        source = None if begin_with is None else version_of(begin_with, trust)
+        about = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
+        about |= {"begins_with": None if source is None else source.name, "made_with": made_with()}
         if chosen[0].model is not None:
-            plain["model_source"] = source_of(chosen[0].model)
+            about["model_source"] = source_of(chosen[0].model)
         if exchange is not None:
-            plain["exchange"] = exchange.plain()
-        begins: dict[str, Any] = {}
+            about["exchange"] = exchange.plain()
+        takeover: dict[str, Any] = {}
         for run, own, own_seed, learner in zip(runs, chosen, seeds, learners):
-            if other is not None:
-                begins = {"checkpoint": _BEGIN, "settings": own.plain()}
-                learner.take_over(other.learner)
-            run.create(own, own_seed, **plain, begins=begins)
-            if other is not None:
-                other.learner.save(run.checkpoints / _BEGIN)
+            if source is not None:
+                takeover = {"checkpoint": _BEGIN, "settings": own.plain()}
+                learner.take_over(source.learner)
+            run.create(own, own_seed, **about, begins=takeover)
+            if source is not None:
+                source.learner.save(run.checkpoints / _BEGIN)
     if steps is None and all(run.is_done for run in runs):
         last = runs[0].updates()[-1]
         return Trained(runs[0].path, seed, version=last.version, steps=last.steps, stopped="done")
@@ -178,7 +176,7 @@ def train(
         origin = provenance_of(command, "ppo", argv, git_diff, make_env)
         start = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
         events("start", **start, provenance=origin, **machine())
-        now = [settings_now(run) for run in runs] if resume and exchange is not None else chosen
+        current_settings = [settings_now(run) for run in runs] if resume and exchange is not None else chosen
         drivers = []
         for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
             task = PolicyTask(
@@ -186,15 +184,15 @@ def train(
                 run.about.get("begins") or {}, learn, checkpoint_seconds, keep, milestone_seconds, save_best,
                 len(run.log.starts), None if exchange is None else exchange.info_key, origin,
             )  # fmt: skip
-            processes = InlineProcesses(task, carried) if in_turns else PolicyProcesses(
-                task, carried, event=partial(events, policy=number), stall_timeout=stall_timeout,
+            processes = InlineProcesses(task, make) if in_turns else PolicyProcesses(
+                task, make, event=partial(events, policy=number), stall_timeout=stall_timeout,
                 max_restarts=max_restarts, name=f"policy {number}" if len(runs) > 1 else "", niceness=niceness,
                 cpus=None if cpus is None else list(cpus),
             )  # fmt: skip
-            processes.shape_rewards(now[number].reward_shaping)
+            processes.shape_rewards(current_settings[number].reward_shaping)
             drivers.append(Driver(processes, Trained(run.path, own_seed), seconds, until_return))
         drivers[0].progress.others = [driver.progress for driver in drivers[1:]]
-        population = None if exchange is None else Population(drivers, runs, now, exchange, seed, events)
+        population = None if exchange is None else Population(drivers, runs, current_settings, exchange, seed, events)
         try:
             with ExitStack() as rings:
                 for number, run in enumerate(runs):

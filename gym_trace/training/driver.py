@@ -16,7 +16,7 @@ from gym_trace.training.processes.policy_processes import InlineProcesses, Polic
 from gym_trace.training.run import MEAN
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
-_FEW = 10  # episodes, before a policy is compared with others
+_MIN_EPISODES = 10  # before a policy is compared with others
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Trained:
 
 
 class Driver:
-    """Hear the processes of a policy until its run has ended."""
+    """Track the processes of a policy until its run has ended."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Driver:
     ):
         self.processes, self.progress = processes, progress
         self._seconds, self.until_return = seconds, until_return
-        self._mean: float | None = None  # return of the last 100 episodes that were learned from, as the log has it
+        self._mean: float | None = None  # mean return in the log: last 100 episodes that were learned from
         self.clear_returns()
         self._meter = Meter()
         self._spent: Counter[str] = Counter()  # seconds
@@ -81,7 +81,7 @@ class Driver:
         self.saved: int | None = None  # version of the last requested checkpoint, once written
 
     def hear(self, seconds: float) -> None:
-        """Hear the processes, waiting up to `seconds`, and stop them when a limit is met. Raises TrainingFailed."""
+        """Process reports, waiting up to `seconds`; stop the processes when a limit is met. Raises TrainingFailed."""
         for who, _, kind, fact in self.processes.poll(seconds):
             if who == "worker" and kind == "collected":
                 self._collected(fact)
@@ -116,9 +116,9 @@ class Driver:
         self._returns, self._lengths, self._objectives, self._recent = LastReturns(), LastReturns(), LastReturns(), 0
 
     def objective(self, name: str) -> float | None:
-        """Return the mean of the last episodes; None before the tenth. name: see Exchange."""
+        """Return the mean of the last episodes; None for fewer than 10. name: see Exchange."""
         found = {"return": self._returns, "length": self._lengths}.get(name, self._objectives).summary()
-        return found[0] if found and self._recent >= _FEW and isinstance(found[0], float) else None
+        return found[0] if found and self._recent >= _MIN_EPISODES and isinstance(found[0], float) else None
 
     def _updated(self, facts: dict[str, Any]) -> None:
         progress = self.progress
@@ -150,8 +150,8 @@ class Driver:
         progress.new_steps = progress.steps - (self._first or 0)
         progress.speeds = self._meter.speeds(progress.new_steps)
         for names in (("waiting", "acting", "stepping"), ("gathering", "learning")):
-            whole = sum(self._spent[name] for name in names)
-            progress.shares |= {name: self._spent[name] / whole for name in names if whole}
+            total = sum(self._spent[name] for name in names)
+            progress.shares |= {name: self._spent[name] / total for name in names if total}
 
 
 def drive(

@@ -19,7 +19,7 @@ from gym_trace.training.settings import Settings, settings_from
 _BOUNDS = {"learning_rate": (1e-7, 1e-1), "clip": (0.01, 1.0), "max_grad_norm": (0.01, 100.0)}
 _MUTATED = ("learning_rate", "exploration_coefficient", "value_coefficient", "clip", "max_grad_norm")
 _MUTATED_TO_ONE = ("gamma", "adam_beta1")  # mutation scales their distance to 1
-_ALIKE = (
+_SHARED_SETTINGS = (
     *("hidden", "activation", "share", "rnn", "rnn_size", "model", "adaptive_std"),
     *("normalize_returns", "normalize_observations", "num_envs", "rollout", "device", "inference"),
 )
@@ -27,17 +27,17 @@ _ALIKE = (
 
 @dataclass(frozen=True)
 class Exchange:
-    """Rules of population-based training: who takes over from whom, how settings change. Fractions of the population.
+    """Rules of population-based training: which policy takes over from which, and how settings change.
 
     Attributes:
         period: steps that each policy learns from between two comparisons. start: steps before the first.
-        replaced: fraction of the worst that can be replaced by one of as many best; at least one policy.
-        gap: minimum lead of the best over a policy for that, in standard deviations of the population's
-            objectives, so that negative returns are compared as positive ones are.
-        mutated: the probability of each setting to change, by a factor of factor_least to factor_most, or its inverse.
+        replaced: fraction of policies, at least one, that counts as worst and can be replaced by one of as many best.
+        gap: minimum lead of the better policy, in standard deviations of the population's objectives, so that
+            negative returns compare like positive ones.
+        mutated: probability that a setting changes, by a factor of factor_least to factor_most, or its inverse.
             Policy 0 keeps its settings, unless it is replaced by another policy.
-        objective: compared value, of the last 100 episodes: "return", "length", or a key of their last infos, whose
-            value is a number.
+        objective: value to compare, over the last 100 episodes: "return", "length", or a key of their last infos with
+            a number.
     """
 
     period: int = 100_000
@@ -87,17 +87,17 @@ def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generat
     def factor() -> float:
         """Return the factor of a change; 1 for none."""
         changes_now = generator.random() < exchange.mutated
-        found = float(generator.uniform(exchange.factor_least, exchange.factor_most))
-        found = 1 / found if generator.random() < 0.5 else found
-        return found if changes_now else 1.0
+        by = float(generator.uniform(exchange.factor_least, exchange.factor_most))
+        by = 1 / by if generator.random() < 0.5 else by
+        return by if changes_now else 1.0
 
     for name in (*_MUTATED, *_MUTATED_TO_ONE):
-        if (by := factor()) != 1.0:
+        if (change := factor()) != 1.0:
             value = getattr(settings, name)
             least, most = _BOUNDS.get(name, (0.0, math.inf))
-            far = 1 - value if name in _MUTATED_TO_ONE else value
-            far = min(max(far * by, least), most)
-            changes[name] = max(0.0, 1 - far) if name in _MUTATED_TO_ONE else far
+            distance = 1 - value if name in _MUTATED_TO_ONE else value
+            distance = min(max(distance * change, least), most)
+            changes[name] = max(0.0, 1 - distance) if name in _MUTATED_TO_ONE else distance
     if settings.reward_shaping is not None:
         changes["reward_shaping"] = {name: value * factor() for name, value in settings.reward_shaping.items()}
     return replace(settings, **changes)
@@ -107,8 +107,8 @@ class Population:
     """Compares policies after each period of steps, and lets the worst take over from the best.
 
     Args:
-        members: drivers of the policies. runs: their directories. settings: at the start, of each.
-        event: called with a kind and facts, of each exchange.
+        members: drivers of the policies. runs: their runs. settings: their settings at the start.
+        event: called with kind and facts of each exchange.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Population:
         self._exchange, self._event = exchange, event
         self._generator = np.random.default_rng(seed)
         self._due = [max(exchange.period, exchange.start)] * len(members)
-        self._wanted: dict[int, tuple[int, Settings]] = {}  # takers that wait for the checkpoint of a giver
+        self._wanted: dict[int, tuple[int, Settings]] = {}  # by taker: giver, and settings to take over
 
     def turn(self) -> None:
-        """Call it repeatedly during training."""
+        """Compare policies that are due, and finish pending exchanges. Call it repeatedly during training."""
         for number, wanted in list(self._wanted.items()):
             self._hand_over(number, *wanted)
         for number, member in enumerate(self._members):
@@ -140,15 +140,15 @@ class Population:
         """Let a policy continue from a better one, with other settings, or unchanged."""
         exchange = self._exchange
         objectives = [member.objective(exchange.objective) for member in self._members]
-        known = {other: value for other, value in enumerate(objectives) if value is not None}
+        objective_of = {other: value for other, value in enumerate(objectives) if value is not None}
         count = max(1, math.ceil(exchange.replaced * len(self._members)))
-        order = sorted(known, key=lambda other: known[other], reverse=True)
+        order = sorted(objective_of, key=lambda other: objective_of[other], reverse=True)
         best = order[: min(count, len(order) - 1)]
-        if number not in known or len(known) < 2 or number in best:
+        if number not in objective_of or len(objective_of) < 2 or number in best:
             return
         giver = int(self._generator.choice(best))
-        spread = statistics.pstdev(known.values())
-        is_behind = known[giver] - known[number] > exchange.gap * spread
+        spread = statistics.pstdev(objective_of.values())
+        is_behind = objective_of[giver] - objective_of[number] > exchange.gap * spread
         if number in order[-count:] and is_behind and not self._members[giver].processes.stopping:
             settings = self._changed(number, self._settings[giver])
             self._wanted[number] = giver, settings
@@ -169,7 +169,7 @@ class Population:
             del self._wanted[number]
             name = f"of-policy-{of}-{giver.saved:09d}.safetensors"
             target = self._runs[number].checkpoints / name
-            target.unlink(missing_ok=True)  # never what a link leads to
+            target.unlink(missing_ok=True)  # never write through a link
             shutil.copyfile(self._runs[of].checkpoint(giver.saved), target)
             self._take_over(number, settings, checkpoint=name, giver=of)
 
@@ -196,11 +196,11 @@ def first_settings(
     if isinstance(policies, int) and policies < 1:
         raise InvalidOption(f"policies={policies!r}: pass 1 or more")
     if not isinstance(policies, int):
-        found = [settings_from({**settings.plain(), **own}) for own in policies]
-        for name in _ALIKE:
-            if len({getattr(one, name) for one in found}) > 1:
+        found = [settings_from({**settings.plain(), **changes}) for changes in policies]
+        for name in _SHARED_SETTINGS:
+            if len({getattr(own, name) for own in found}) > 1:
                 raise InvalidOption(f"{name}: differs; policies that exchange weights need the same network")
-        if len({frozenset(one.reward_shaping or ()) for one in found}) > 1:
+        if len({frozenset(own.reward_shaping or ()) for own in found}) > 1:
             raise InvalidOption("reward_shaping: names differ; policies that exchange weights need the same names")
         return found
     generator = np.random.default_rng([seed, policies])

@@ -1,4 +1,4 @@
-"""Rollouts: a number of steps of all lanes, in memory for the learner, or read again from a trace."""
+"""Rollouts: a number of steps of all lanes, in memory for the learner, or read from a trace."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gym_trace.training.network.forms import ActionForm, SpaceLeaf, leaves_of, p
 from gym_trace.training.proof.trace_checks import lanes_of
 
 WRITER = "S64"
-_LATELY = 100  # episodes
+_LAST_EPISODES = 100
 STATE = "state"  # annotation: state of a recurrent network, at the first step of each rollout
 
 
 class Origin(NamedTuple):
-    """Place of a rollout in the trace, by its writer and the first step there, and the version of the weights."""
+    """Position of a rollout in the trace, by writer and first step; and the version of the weights that acted."""
 
     writer: str
     first_step: int
@@ -88,7 +88,7 @@ class Rollout:
         return cls(observations, finals, **{name: array for name, array in fields.items() if "." not in name})
 
     def not_finite(self) -> tuple[str, int, int] | None:
-        """Return what is infinite or NaN, "a reward" or "an observation", and its step and lane; None if nothing is."""
+        """Return kind ("a reward" or "an observation"), step and lane of a value that is not finite; None without."""
         for name, arrays in (("a reward", [self.rewards]), ("an observation", [*self.observations, *self.finals])):
             for array in arrays:
                 for step, lane, *_ in np.argwhere(~np.isfinite(array)).tolist():
@@ -96,7 +96,7 @@ class Rollout:
         return None
 
     def bootstrapped(self) -> tuple[Array, list[Array]]:
-        """Return where the value of the last observation counts, (steps, lanes), and these observations as rows."""
+        """Return where episodes are truncated, (steps, lanes), and their last observations as rows."""
         where = self.truncations & ~self.terminations
         return where, [final[where] for final in self.finals]
 
@@ -132,59 +132,59 @@ class RecordedRollouts:
         return other
 
     def read(self, origin: Origin) -> Rollout:
-        """Return the rollout that the learner had, except a last observation that begins the next episode."""
-        pieces = [(lane, *piece) for lane in range(self._shape.lanes) for piece in self._pieces(origin, lane)]
+        """Return the rollout as the learner had it, except last observations that begin a next episode."""
+        runs = [(lane, *run) for lane in range(self._shape.lanes) for run in self._runs(origin, lane)]
         rollout = Rollout.of({name: np.zeros(size, dtype) for name, (size, dtype) in self._shape.fields().items()})
-        for piece in pieces:
-            self._copy(rollout, *piece)
+        for run in runs:
+            self._copy(rollout, *run)
         return rollout
 
     def annotated(self, origin: Origin, name: str) -> Array:
         """Return an annotation of each step, (steps, lanes)."""
-        found = np.zeros((self._shape.steps, self._shape.lanes))
+        array = np.zeros((self._shape.steps, self._shape.lanes))
         for lane in range(self._shape.lanes):
-            for number, at, first, count in self._pieces(origin, lane):
-                column = self._trace[number][first : first + count].annotations.get(name)
+            for episode, start, first, count in self._runs(origin, lane):
+                column = self._trace[episode][first : first + count].annotations.get(name)
                 if column is None or column.dtype == object:
-                    raise CorruptTrace(f"{self._trace.directory}: episode {number} lacks the annotation {name!r}")
-                found[at : at + count, lane] = column
-        return found
+                    raise CorruptTrace(f"{self._trace.directory}: episode {episode} lacks the annotation {name!r}")
+                array[start : start + count, lane] = column
+        return array
 
     def returns(self, origin: Origin) -> Array:
         """Return the return of each episode that ends in the rollout, at its last step, and NaN elsewhere."""
-        found = np.full((self._shape.steps, self._shape.lanes), np.nan)
+        array = np.full((self._shape.steps, self._shape.lanes), np.nan)
         for lane in range(self._shape.lanes):
-            for number, at, first, count in self._pieces(origin, lane):
-                episode = self._trace[number]
+            for index, start, first, count in self._runs(origin, lane):
+                episode = self._trace[index]
                 if first + count == len(episode) and (episode.terminations[-1] or episode.truncations[-1]):
-                    found[at + count - 1, lane] = np.cumsum(episode.rewards, dtype=np.float64)[-1]
-        return found
+                    array[start + count - 1, lane] = np.cumsum(episode.rewards, dtype=np.float64)[-1]
+        return array
 
     def last_version(self, writer: str, begin: int, end: int) -> int:
-        """Return the last version that acted in these steps; -1 if none of them says."""
+        """Return the last version that acted in these steps; -1 if they do not record it."""
         found = -1
         for (name, _), (rows, begins) in self._lanes.items():
             for number, first in zip(rows.tolist(), begins.tolist()):
                 if name == writer and first < end and first + self._trace.episodes["steps"][number] > begin:
                     column = self._trace[number][max(0, begin - first) : end - first].annotations.get("version")
-                    known = [] if column is None else [version for version in column.tolist() if version is not None]
-                    found = max([found, *known])
+                    versions = [] if column is None else [version for version in column.tolist() if version is not None]
+                    found = max([found, *versions])
         return found
 
     def episodes_of(self, origin: Origin) -> list[int]:
         """Return the indices of the episodes of a rollout."""
-        return sorted({ep for lane in range(self._shape.lanes) for ep, *_ in self._pieces(origin, lane)})
+        return sorted({ep for lane in range(self._shape.lanes) for ep, *_ in self._runs(origin, lane)})
 
     def step_of(self, origin: Origin, step: int, lane: int) -> tuple[int, int]:
         """Return the index of the episode of a step of a rollout, and the number of the step in it."""
         return next(
-            (episode, first + step - at)
-            for episode, at, first, count in self._pieces(origin, lane)
-            if at <= step < at + count
+            (episode, first + step - start)
+            for episode, start, first, count in self._runs(origin, lane)
+            if start <= step < start + count
         )
 
-    def _pieces(self, origin: Origin, lane: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield runs of steps: episode, first step in the rollout and in the recorded part of the episode, count."""
+    def _runs(self, origin: Origin, lane: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield runs of steps: episode, first step in the rollout, first in the recorded part of the episode, count."""
         begin, end = origin.first_step, origin.first_step + self._shape.steps
         rows, begins = self._lanes.get((origin.writer, lane), (np.empty(0, int), np.empty(0, int)))
         steps = self._trace.episodes["steps"]
@@ -203,43 +203,43 @@ class RecordedRollouts:
                 f"{origin.writer}, used for learning"
             )
 
-    def _copy(self, rollout: Rollout, lane: int, number: int, at: int, first: int, count: int) -> None:
-        episode = self._trace[number][first : first + count]
-        steps = slice(at, at + count)
+    def _copy(self, rollout: Rollout, lane: int, index: int, start: int, first: int, count: int) -> None:
+        episode = self._trace[index][first : first + count]
+        steps = slice(start, start + count)
         for leaf, column in zip(self._shape.leaves, rollout.observations):
             rows = picked(episode.observations, leaf.path)
-            column[at : at + count + 1, lane] = rows
+            column[start : start + count + 1, lane] = rows
         rollout.actions[steps, lane] = self._shape.actions.to_rows(episode.actions)
         rollout.rewards[steps, lane] = episode.rewards
         rollout.terminations[steps, lane] = episode.terminations
         rollout.truncations[steps, lane] = episode.truncations
-        notes = episode.annotations
-        rollout.logprob[steps, lane] = notes["logprob"]
-        if at == 0 and self._shape.state:
-            rollout.state[lane] = notes[STATE][0]
+        annotations = episode.annotations
+        rollout.logprob[steps, lane] = annotations["logprob"]
+        if start == 0 and self._shape.state:
+            rollout.state[lane] = annotations[STATE][0]
         if episode.truncations[-1] and not episode.terminations[-1]:
             for final, column in zip(rollout.finals, rollout.observations):
-                final[at + count - 1, lane] = column[at + count, lane]
+                final[start + count - 1, lane] = column[start + count, lane]
 
 
 class MeanReturn:
     """Mean return of the last 100 episodes that ended in rollouts that were learned from."""
 
     def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=_LATELY)
+        self._last: deque[float] = deque(maxlen=_LAST_EPISODES)
 
     def add(self, returns: Iterable[Array]) -> float | None:
         """Add the rollouts of an update, see RecordedRollouts.returns(); return the mean, None before 100 episodes."""
         for rollout in returns:
             self._last.extend(rollout[~np.isnan(rollout)].tolist())
-        return statistics.fmean(self._last) if len(self._last) == _LATELY else None
+        return statistics.fmean(self._last) if len(self._last) == _LAST_EPISODES else None
 
     def restore(self, rollouts: Sequence[Sequence[Origin]], recorded: RecordedRollouts) -> None:
-        """Go on after these rollouts of all updates so far."""
+        """Continue after these rollouts of all updates so far."""
         found: deque[Array] = deque()
         episodes = 0
         for origin in (origin for update in reversed(rollouts) for origin in reversed(update)):
-            if episodes >= _LATELY:
+            if episodes >= _LAST_EPISODES:
                 break
             found.appendleft(recorded.returns(origin))
             episodes += int((~np.isnan(found[0])).sum())

@@ -1,4 +1,4 @@
-"""Directory of a run, an untrusted one: trace, settings, environment, the log of its updates, checkpoints."""
+"""Directory of a run, which is untrusted: trace, settings, environment, log of updates, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Update:
     """One update, which makes a version.
 
     Attributes:
-        rollouts: its experience, in order. steps: of all updates so far. digest: see Learner.digest().
-        results: losses and other facts. changed: taken over instead of learned, see Learner.adopt().
+        rollouts: its experience, in order. steps: total of all updates so far. digest: see Learner.digest().
+        results: losses and other facts. changed: what it took over instead of learning, see Learner.adopt().
     """
 
     version: int
@@ -49,18 +49,18 @@ class Update:
 
     @classmethod
     def of(cls, content: Any) -> Update:
-        """Raises ValueError, TypeError, OverflowError."""
+        """Return the update of an entry. Raises ValueError, TypeError, OverflowError."""
         version, rollouts, steps, digest, results, changed = content
         if not isinstance(results, dict) or not isinstance(changed, dict) or not _is_limit(changed.get("steps")):
             raise ValueError("no entry")
-        taken = [name for name in ("checkpoint", "settings", "steps") if name in changed]
-        if bool(rollouts) + bool(taken) != bool(version) or (changed and not taken):
-            raise ValueError(f"version {version} has {len(rollouts)} rollouts, and takes over {len(taken)} things")
+        takeovers = [name for name in ("checkpoint", "settings", "steps") if name in changed]
+        if bool(rollouts) + bool(takeovers) != bool(version) or (changed and not takeovers):
+            raise ValueError(f"version {version} has {len(rollouts)} rollouts, and takes over {len(takeovers)} things")
         return cls(int(version), tuple(map(origin_of, rollouts)), int(steps), str(digest), results, changed)
 
 
 def origin_of(plain: Any) -> Origin:
-    """Return the place of a rollout. Raises ValueError, TypeError, OverflowError."""
+    """Return the origin of a rollout. Raises ValueError, TypeError, OverflowError."""
     writer, first, version = plain
     return Origin(str(writer), int(first), int(version))
 
@@ -71,9 +71,9 @@ class Log:
 
     Attributes:
         starts: facts of each start of the learner. seeds: of the generator that draws the actions of each writer.
-        dropped: rollouts that were not learned from, why, and the version that the run had then.
+        dropped: rollouts that were not learned from, the reason, and the version of the run at that time.
         end: facts of the end; None if the last entry is another one.
-        chained: whether each entry has the digest of the one before; False: some are of a release that had no chain.
+        chained: whether each entry has the digest of the one before; False: an older release wrote some entries.
     """
 
     updates: list[Update] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Log:
     chained: bool = True
 
     def add(self, entry: LogEntry) -> None:
-        """Raises ValueError, TypeError, OverflowError."""
+        """Add an entry. Raises ValueError, TypeError, OverflowError."""
         content = entry.content
         self.end = None
         if entry.kind in (UPDATE, ""):
@@ -122,7 +122,7 @@ class Run:
         self.trace = self.path / "trace"
         self.checkpoints = self.path / "checkpoints"
         self._about = self.path / "run.json"
-        self.chain = Chain(self._about, lambda: f"restore a copy, or {anew(self)}")
+        self.chain = Chain(self._about, lambda: f"restore a copy, or {restart_advice(self)}")
         self._done = self.path / "done"
 
     def __repr__(self) -> str:
@@ -136,13 +136,13 @@ class Run:
 
     def create(self, settings: Settings, seed: int, **about: Any) -> None:
         """Create the directory. Raises InvalidOption if it is not empty."""
-        taken = self.path.exists() and any(self.path.iterdir())
+        is_used = self.path.exists() and any(self.path.iterdir())
         try:
-            if not taken:
+            if not is_used:
                 self.trace.mkdir(parents=True)
-        except FileExistsError:  # another process was as quick
-            taken = True
-        if taken:
+        except FileExistsError:  # another process has just created it
+            is_used = True
+        if is_used:
             if not self.exists:
                 raise InvalidOption(f"{self.path}: not empty; pass another directory")
             ways = "resume it (resume=True, or gym-trace train --resume), or pass another directory"
@@ -160,9 +160,9 @@ class Run:
             raise TraceNotFound(f"{self.path}: no training run here") from None
         except (OSError, ValueError) as error:
             raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
-        for place in (self.trace, self.checkpoints, self._done):
-            if place.is_symlink():
-                raise _link(place)
+        for path in (self.trace, self.checkpoints, self._done):
+            if path.is_symlink():
+                raise _link_error(path)
         seed, steps = about.get("seed"), about.get("steps")
         fits = type(seed) is int and 0 <= seed < EPISODES and isinstance(about.get("settings"), dict)
         if not fits or not _is_limit(steps):
@@ -225,16 +225,16 @@ class Run:
         """
         trace, settings = open_trace(self.trace), self.settings
         shape = Shape.of(trace.observation_space, trace.action_space, settings.rollout, settings.num_envs, 0)
-        recorded, found = RecordedRollouts(trace, shape), set[int]()
+        recorded, episodes = RecordedRollouts(trace, shape), set[int]()
         log = self.updates()
         wanted = slice(None) if versions is None else versions
         chosen = range(len(log))[wanted] if isinstance(wanted, slice) else [range(len(log))[wanted]]
-        inside = set(chosen)
+        wanted_versions = set(chosen)
         for update in log if collected else (log[version] for version in chosen):
             for origin in update.rollouts:
-                if not collected or origin.version in inside:
-                    found.update(recorded.episodes_of(origin))
-        return trace[sorted(found)]
+                if not collected or origin.version in wanted_versions:
+                    episodes.update(recorded.episodes_of(origin))
+        return trace[sorted(episodes)]
 
     def open_log(self, patience: float | None = None) -> ChainWriter:
         """Open the log to append entries, and cut off an unfinished one.
@@ -290,17 +290,17 @@ def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
     found = [Run(path / f"policy-{number}") for number in range(sum(1 for _ in path.glob("policy-*")))]
     for run in found:
         if run.path.is_symlink():
-            raise _link(run.path)
+            raise _link_error(run.path)
     own = Run(path)
     return found if found and not own.exists and all(run.exists for run in found) else [own]
 
 
-def _link(place: Path) -> CorruptRun:
-    """Return the error for a link in a run, whose target would be written to."""
-    return CorruptRun("is a link; links are not followed", place, "put what it leads to in its place")
+def _link_error(path: Path) -> CorruptRun:
+    """Return the error for a link in a run: writing would change its target."""
+    return CorruptRun("is a link; links are not followed", path, "replace it with its target")
 
 
-def anew(run: Run) -> str:
+def restart_advice(run: Run) -> str:
     """Return the advice for a run that cannot continue."""
     saved = run.saved()
     if not saved:
@@ -335,14 +335,14 @@ _TYPES: dict[str, Any] = {
 
 
 def described_environment(directory: str | os.PathLike[str], trust: bool = False) -> dict[str, Any]:
-    """Return how a run makes its environment, as train(describe=) was given it.
+    """Return the description of a run's environment, as passed to train(describe=).
 
     Returns:
         id or make (MODULE:FUNCTION), kwargs, imports, wrappers (MODULE:CALLABLE) and max_episode_steps, where given.
 
     Raises:
-        InvalidOption: it would import or call what only the run names, without trust; or the run was started from
-            Python, without a description.
+        InvalidOption: it would import or call names that only the run contains, without trust; or the run was
+            started from Python, without a description.
         TraceNotFound, CorruptTrace
     """
     about = runs_in(directory)[0].about.get("environment")
@@ -351,30 +351,31 @@ def described_environment(directory: str | os.PathLike[str], trust: bool = False
         raise InvalidOption(
             f"{place}: started from Python; resume it there: gym_trace.train(make_env, {place!r}, resume=True)"
         )
-    found: dict[str, Any] = {"id": None, "make": None, "kwargs": {}, "imports": [], "wrappers": []}
-    found |= {"max_episode_steps": None, **(about if isinstance(about, dict) else {"id": 0})}
-    right = set(found) == set(_TYPES) and all(isinstance(found[name], kind) for name, kind in _TYPES.items())
-    if not right or not all(isinstance(name, str) for name in (*found["imports"], *found["wrappers"])):
+    fields: dict[str, Any] = {"id": None, "make": None, "kwargs": {}, "imports": [], "wrappers": []}
+    fields |= {"max_episode_steps": None, **(about if isinstance(about, dict) else {"id": 0})}
+    is_valid = set(fields) == set(_TYPES) and all(isinstance(fields[name], kind) for name, kind in _TYPES.items())
+    if not is_valid or not all(isinstance(name, str) for name in (*fields["imports"], *fields["wrappers"])):
         raise CorruptTrace(f"{os.fspath(directory)}: invalid environment in run.json")
-    would = together(_asked_of(found))
-    if would and not trust:
-        raise InvalidOption(f"{os.fspath(directory)}: the run would {would}; pass --trust if you trust it")
+    actions = together(_trusted_actions(fields))
+    if actions and not trust:
+        raise InvalidOption(f"{os.fspath(directory)}: the run would {actions}; pass --trust if you trust it")
     return dict(about)
 
 
 def needs_trust(described: Mapping[str, Any]) -> bool:
     """Return True if a run in this environment can be resumed only with trust."""
-    return bool(_asked_of({"id": None, "make": None, "kwargs": {}, "imports": (), "wrappers": (), **described}))
+    return bool(_trusted_actions({"id": None, "make": None, "kwargs": {}, "imports": (), "wrappers": (), **described}))
 
 
-def _asked_of(found: Mapping[str, Any]) -> list[str]:
-    """Describe what only a trusted run may execute."""
-    asked = [f"import {named(module)}" for module in found["imports"]]
-    if found["id"] and ":" in found["id"]:
-        asked.append(f"import {named(found['id'].partition(':')[0])}")
-    kwargs = found["kwargs"]
-    if found["make"]:
-        asked.append(f"call {called(found['make'], {name: ['value', value] for name, value in kwargs.items()})}")
-    asked += [f"call {named(name)}" for name in found["wrappers"] if name]
-    acting = {name: asked_of_argument(name, value) for name, value in kwargs.items()}
-    return asked + [f"pass {named(name)}={whole(kwargs[name])}, which {why}" for name, why in acting.items() if why]
+def _trusted_actions(fields: Mapping[str, Any]) -> list[str]:
+    """Return the actions for which a run must be trusted, in words."""
+    actions = [f"import {named(module)}" for module in fields["imports"]]
+    if fields["id"] and ":" in fields["id"]:
+        actions.append(f"import {named(fields['id'].partition(':')[0])}")
+    kwargs = fields["kwargs"]
+    if fields["make"]:
+        arguments = {name: ["value", value] for name, value in kwargs.items()}
+        actions.append(f"call {called(fields['make'], arguments)}")
+    actions += [f"call {named(name)}" for name in fields["wrappers"] if name]
+    risks = {name: asked_of_argument(name, value) for name, value in kwargs.items()}
+    return actions + [f"pass {named(name)}={whole(kwargs[name])}, which {why}" for name, why in risks.items() if why]

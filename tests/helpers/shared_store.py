@@ -53,5 +53,5 @@ class SlowEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make() -> gymnasium.Env[Any, Any]:
-    batch_files.BATCH_FRAGMENTS, spool._EVERY = 7, 0.02
+    batch_files.BATCH_FRAGMENTS, spool._CHECK_SECONDS = 7, 0.02
     return SlowEpisodes(gymnasium.make("CartPole-v1"))

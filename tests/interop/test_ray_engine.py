@@ -115,7 +115,7 @@ def test_killed_nodes_actors_and_drivers_record_each_episode_once(tmp_path: Path
             assert time.monotonic() < until, "recorded too little"
             time.sleep(0.2)
 
-    events = spool.place_of(place) / "events.jsonl"
+    events = spool.local_directory_of(place) / "events.jsonl"
     running = driver()
     await_episodes(150, running)
     os.kill(running.pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ def test_an_actor_frozen_in_mid_episode_duplicates_no_episode(
         first = run(on_progress=freeze)
         assert len(frozen) == 2
         assert first.stopped == "failed"
-        assert "may go on: end its process, and resume the run" in str(first.workers)
+        assert "may still run: end its process, and resume the run" in str(first.workers)
     finally:
         for process in frozen:
             os.kill(process, signal.SIGCONT)

@@ -172,7 +172,7 @@ def test_the_learner_evaluates_what_the_actor_did_step_by_step(
         trace = open_trace(found.directory)
         recorded = RecordedRollouts(trace, found.learner.shape)
         for lane in range(3):
-            for episode, at, first, count in recorded._pieces(found.origins[index], lane):
+            for episode, at, first, count in recorded._runs(found.origins[index], lane):
                 notes = trace[episode].annotations["value"][first : first + count]
                 np.testing.assert_allclose(values[lane, at : at + count], notes, atol=1e-5)
         where, finals = rollout.bootstrapped()

@@ -226,7 +226,7 @@ def test_the_first_of_equally_good_versions_stays_best_when_resumed(tmp_path: Pa
 
 
 def test_a_schedule_needs_steps(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"exploration_schedule: they fall over the steps of the run; pass steps="):
+    with pytest.raises(InvalidOption, match=r"exploration_schedule: depend on the steps of the run; pass steps="):
         gym_trace.train(Seen, tmp_path / "r", seconds=1, learning_rate_schedule="linear", **SMALL)
     assert not (tmp_path / "r").exists()
 
@@ -238,7 +238,7 @@ def test_workers_whose_environments_misbehave_are_started_again(tmp_path: Path) 
     done = trained(tmp_path / "r", make_env, workers=1, stall_timeout=5.0)
     told = (tmp_path / "r" / "events.jsonl").read_text()
     for what in ("ValueError: the floor is gone", "exit code 3", "SystemExit: 4", "exit code -11 (SIGSEGV)",
-                 "no sign of life for 5 s (stall_timeout)"):  # fmt: skip
+                 "no heartbeat for 5 s (stall_timeout)"):  # fmt: skip
         assert what in told
     assert done.restarts >= 5
     assert not verify_run(tmp_path / "r").differs

@@ -36,7 +36,7 @@ class Api:
 def test_files_and_a_card_go_into_few_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_card: bool) -> None:
     Api.commits, Api.made, Api.has_card = [], [], has_card
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(whole_files, "_FILES", 3)
+    monkeypatch.setattr(whole_files, "_FILES_PER_COMMIT", 3)
     for _ in range(2):
         with TraceRecordingWrapper(CountingEnv(), tmp_path / "t", on_exist="append") as env:
             play(env, 2)

@@ -26,7 +26,7 @@ from gym_trace.recording.collecting.resuming import (
     finished,
     join_shards,
     own_writers,
-    publish_left,
+    publish_unpublished,
     run_settings,
 )
 from gym_trace.recording.collecting.rollout import metadata_by_name, new_root_seed
@@ -37,7 +37,7 @@ from gym_trace.recording.processes.fleet import Backend, Cluster
 from gym_trace.recording.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
-from gym_trace.recording.publishing.spool import place_of, publish_facts, published
+from gym_trace.recording.publishing.spool import local_directory_of, publish_facts, published
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote.address import local_path, url_of
 
@@ -83,7 +83,7 @@ def collect(
         make_env: makes an environment in a worker; a module-level function, or anything that cloudpickle can pickle,
             such as a lambda.
         policy: see gym_trace.record(). None: random actions.
-        directory: of the trace, or a URL; None: a fresh directory under the system's temporary one.
+        directory: directory of the trace, or a URL; None: a new temporary directory.
         episodes: number of complete episodes. steps, seconds, bytes: limits that end the run soon after. The first
             limit that is met ends the run; one is needed.
         workers: number of processes. 0: this process records alone, for a debugger; errors are raised as they are.
@@ -93,10 +93,10 @@ def collect(
             directory. Needs a seed, the same in all shards. ``episodes`` counts those of all shards, ``bytes`` the
             whole directory; steps and seconds are limits of this shard. A shard that is started again continues.
         resume: continue an interrupted run in this directory.
-        on_exist: if the directory has a trace and this does not resume: "error", "append" or "replace".
+        on_exist: if the directory has a trace and resume is False: "error", "append" or "replace".
         stall_timeout: seconds of silence before a worker is killed and restarted; at least 60 while it starts.
-        max_restarts: of all workers together; then dead workers are abandoned. So is a worker that dies again and
-            again before it has finished an episode.
+        max_restarts: of all workers together; then dead workers are abandoned, as is a worker that dies repeatedly
+            without finishing an episode.
         cpus: processors to pin the workers to, one each, in turn. niceness: added to that of this process.
         on_progress: called twice a second with the progress; a truthy result ends the run.
         backend: where workers run; None: processes of this machine.
@@ -104,7 +104,7 @@ def collect(
         command: name of the caller, stored under provenance with the name of the policy.
         argv: store the full command line. git_diff: store the uncommitted changes of the current git repository.
             Both may contain secrets.
-        facts: metadata of the trace (see Trace.facts), added to what it has.
+        facts: metadata of the trace (see Trace.facts), added to existing facts.
         recording: other arguments of TraceRecordingWrapper, except filters, keep_bytes, keep_if, lanes, video and uid.
             metadata also gets "seed" and "run"; metadata that has these keys, or is not a dict, is stored under
             "given".
@@ -124,11 +124,11 @@ def collect(
             raise InvalidOption(f"{name}={count!r}: pass {least} or more")
     if num_envs is not None and not hasattr(vector, "AutoresetMode"):
         raise InvalidOption(f"num_envs={num_envs!r} needs gymnasium 1.1 or newer: pip install -U gymnasium")
-    if refused := sorted(
+    if unsupported := sorted(
         {"episode_filter", "frame_filter", "keep_bytes", "keep_if", "lanes", "reward_classes", "uid", "video"}
         & set(recording)
     ):
-        raise InvalidOption(f"{refused[0]}: not supported by collect; omit it")
+        raise InvalidOption(f"{unsupported[0]}: not supported by collect; omit it")
     facts = checked(facts or {})
     local = None if directory is None else local_path(directory)
     url = url_of(directory) if directory is not None and local is None else None
@@ -139,77 +139,82 @@ def collect(
             f"bytes={bytes!r}: not supported for URLs; omit it, or record into a directory and push that"
         )
     share = _checked_shard(shard, seed, directory, on_exist)
-    log = events_name(share)
-    before = run_settings(directory, log) if (resume or share) and directory is not None else None
-    # An empty log is that of a run that was killed at its start.
-    if resume and before is None and share is None and not (directory and (place_of(directory) / log).exists()):
-        whose = "" if url is None else " of this machine"
-        raise InvalidOption(f"{directory}: no run{whose} to resume; start one without resume")
+    log_name = events_name(share)
+    earlier = run_settings(directory, log_name) if (resume or share) and directory is not None else None
+    # An empty log means that the run was killed at its start.
+    if (
+        resume
+        and earlier is None
+        and share is None
+        and not (directory and (local_directory_of(directory) / log_name).exists())
+    ):
+        where = "" if url is None else " of this machine"
+        raise InvalidOption(f"{directory}: no run{where} to resume; start one without resume")
     if seed is None:
-        seed = new_root_seed() if before is None else int(before["seed"])
-    run = secrets.token_hex(8) if before is None else str(before["run"])
+        seed = new_root_seed() if earlier is None else int(earlier["seed"])
+    run = secrets.token_hex(8) if earlier is None else str(earlier["run"])
     make_policy = policy_maker(policy)
     settings = _plain(
         {"run": run, "seed": seed, "policy": make_policy.name, "environment": describe, "recording": recording}
     )
     if share is not None:
         settings["shards"] = share.of
-        if before is None:  # the same in all shards
+        if earlier is None:  # the same in all shards
             same = {name: value for name, value in settings.items() if name != "run"}
             run = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:16]
             settings["run"] = run
     makers = make_env, make_policy
     if workers:
         makers = portable("make_env", make_env), portable("policy", make_policy)
-    if before is not None:
-        check_same(before, settings)
-    origin = provenance_of(command, make_policy.name, argv, git_diff, make_env)
-    with opened_directory(directory, "append" if resume or share else on_exist) as place:
-        place.mkdir(parents=True, exist_ok=True)
+    if earlier is not None:
+        check_same(earlier, settings)
+    provenance = provenance_of(command, make_policy.name, argv, git_diff, make_env)
+    with opened_directory(directory, "append" if resume or share else on_exist) as local_directory:
+        local_directory.mkdir(parents=True, exist_ok=True)
         if share is not None:
-            join_shards(place, url, settings, on_exist)
-        about = {"provenance": origin, **machine()}
-        events = Events(place, log)
+            join_shards(local_directory, url, settings, on_exist)
+        about = {"provenance": provenance, **machine()}
+        events = Events(local_directory, log_name)
         events("start", settings=settings, limits=asdict(limits), workers=workers, **about)
-    written = os.fspath(place) if url is None else url
+    written = os.fspath(local_directory) if url is None else url
     cluster = backend if isinstance(backend, Cluster) and url and workers else None  # its machines have spools
-    publish_lefts = partial(publish_left, written, run, seed, share)
+    publish_rest = partial(publish_unpublished, written, run, seed, share)
     try:
-        add_facts(LocalStorage(place), facts)
-        done: dict[int, int] = {}
-        if before is not None or (share is not None and url is not None):
-            await_writers(place, run, share)
+        add_facts(LocalStorage(local_directory), facts)
+        finished_steps: dict[int, int] = {}
+        if earlier is not None or (share is not None and url is not None):
+            await_writers(local_directory, run, share)
             if cluster is not None:
-                publish_lefts()
-                cluster.everywhere(publish_lefts)
-            done = finished(place if cluster is None else written, run, seed, own_writers(share))
-            events("resume", resumed=len(done))
+                publish_rest()
+                cluster.everywhere(publish_rest)
+            finished_steps = finished(local_directory if cluster is None else written, run, seed, own_writers(share))
+            events("resume", resumed=len(finished_steps))
         metadata = {**metadata_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         options = {**recording, "metadata": metadata}
-        setup = Setup(*makers, written, "", seed, cluster is not None, options, num_envs, origin)
+        setup = Setup(*makers, written, "", seed, cluster is not None, options, num_envs, provenance)
         supervisor = Supervisor(
             LocalProcesses() if backend is None else backend,
             setup,
             run,
             workers,
             limits,
-            done,
+            finished_steps,
             events,
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),
             niceness=niceness,
             shard=share,
-            place=place,
+            local_directory=local_directory,
         )
         if cluster is not None:
-            result = supervisor.run(partial(_report, events, on_progress))
-            cluster.everywhere(publish_lefts)
-            publish_facts(place, written)
+            result = supervisor.run(partial(_log_progress, events, on_progress))
+            cluster.everywhere(publish_rest)
+            publish_facts(local_directory, written)
         else:
-            with rings_taken_in(place, events) if url is None else published(place, url):
-                result = supervisor.run(partial(_report, events, on_progress))
-        events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
+            with rings_taken_in(local_directory, events) if url is None else published(local_directory, url):
+                result = supervisor.run(partial(_log_progress, events, on_progress))
+        events("end", **_progress_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result
     finally:
         events.close()
@@ -218,7 +223,7 @@ def collect(
 def _checked_shard(
     shard: tuple[int, int] | None, seed: int | None, directory: str | os.PathLike[str] | None, on_exist: str
 ) -> Shard | None:
-    """Raises InvalidOption."""
+    """Return the shard of the argument. Raises InvalidOption."""
     if shard is None:
         return None
     if not 0 <= shard[0] < shard[1]:
@@ -229,12 +234,12 @@ def _checked_shard(
     return Shard(*shard)
 
 
-def _report(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:
-    events("report", **_facts(progress))
+def _log_progress(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:
+    events("report", **_progress_facts(progress))
     return None if on_progress is None else on_progress(progress)
 
 
-def _facts(progress: Collected) -> dict[str, Any]:
+def _progress_facts(progress: Collected) -> dict[str, Any]:
     names = ("episodes", "steps", "new_episodes", "new_steps", "seconds", "bytes", "speeds", "returns", "restarts")
     return {name: getattr(progress, name) for name in (*names, "stopped")}
 

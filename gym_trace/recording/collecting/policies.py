@@ -27,14 +27,14 @@ class Policy(Protocol):
         """Return an action, and annotations to record with it."""
 
 
-MakePolicy = Callable[[Any, Any], Policy]  # given observation and action space
+MakePolicy = Callable[[Any, Any], Policy]  # called with observation and action space
 
 
 class PolicyMaker(Protocol):
     """A MakePolicy with a name. Picklable if its source is.
 
     Attributes:
-        name: of the policy.
+        name: name of the policy.
     """
 
     name: str
@@ -43,7 +43,7 @@ class PolicyMaker(Protocol):
         """Make a policy. Raises InvalidOption if it does not fit the spaces."""
 
 
-_KINDS = "gym_trace.policies"  # group of entry points: a PolicyMaker by the word before the colon
+_ENTRY_POINTS = "gym_trace.policies"  # group; the name of each is the word before the colon
 
 
 class RandomPolicy:
@@ -66,17 +66,17 @@ class CalledPolicy:
     def __init__(self, called: Any, action_space: Any):
         self._act = getattr(called, "act", called)
         self._reset = getattr(called, "reset", None)
-        self._pairs = not isinstance(action_space, Tuple)  # an action of a Tuple space may itself be such a pair
+        self._may_annotate = not isinstance(action_space, Tuple)  # actions of a Tuple space may be pairs themselves
 
     def reset(self, seed: int) -> None:
         if self._reset is not None:
             self._reset(seed)
 
     def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        said = self._act(observation)
-        if type(said) is tuple and len(said) == 2 and isinstance(said[1], dict) and self._pairs:
-            return said
-        return said, {}
+        result = self._act(observation)
+        if type(result) is tuple and len(result) == 2 and isinstance(result[1], dict) and self._may_annotate:
+            return result
+        return result, {}
 
 
 class SB3Policy:
@@ -92,7 +92,7 @@ class SB3Policy:
             raise MissingExtra(f"sb3:{path} needs Stable-Baselines3: pip install 'gym-trace[sb3]'") from error
         import stable_baselines3
 
-        _needs_file(path, "sb3")
+        _check_file(path, "sb3")
         data, _, _ = load_from_zip_file(path, device="cpu")
         kinds = [getattr(stable_baselines3, name) for name in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")]
         problems = []
@@ -122,7 +122,7 @@ class OnnxPolicy:
             import onnxruntime
         except ImportError as error:
             raise MissingExtra(f"onnx:{path} needs onnxruntime: pip install 'gym-trace[onnx]'") from error
-        _needs_file(path, "onnx")
+        _check_file(path, "onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -157,9 +157,9 @@ def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
     if isinstance(policy, str) and policy != "random" and not policy.startswith(("sb3:", "onnx:")):
         kind, colon, name = policy.partition(":")
-        for entry in entry_points(group=_KINDS, name=kind) if colon else ():
-            made: PolicyMaker = entry.load()(name)
-            return made
+        for entry in entry_points(group=_ENTRY_POINTS, name=kind) if colon else ():
+            maker: PolicyMaker = entry.load()(name)
+            return maker
         raise InvalidOption(f"policy={policy!r}: pass random, sb3:PATH, onnx:PATH, run:DIR, or the function or class "
                             "itself")  # fmt: skip
     return _Maker(policy)
@@ -177,35 +177,35 @@ class _Maker:
             kind, _, path = policy.partition(":")
             return SB3Policy(path) if kind == "sb3" else OnnxPolicy(path, action_space)
         if inspect.isclass(policy):
-            policy = _made(policy, (observation_space, action_space))
+            policy = _instance(policy, (observation_space, action_space))
         return CalledPolicy(policy, action_space)
 
 
-def _made(kind: Any, spaces: tuple[Any, ...]) -> Any:
+def _instance(policy_class: Any, spaces: tuple[Any, ...]) -> Any:
     try:
-        inspect.signature(kind).bind(*spaces)
+        inspect.signature(policy_class).bind(*spaces)
     except (TypeError, ValueError):
-        return kind()
-    return kind(*spaces)
+        return policy_class()
+    return policy_class(*spaces)
 
 
-def _needs_file(path: str, kind: str) -> None:
+def _check_file(path: str, kind: str) -> None:
     if not os.path.exists(path):
         hint = f"; did you mean {kind}:{path}.zip?" if os.path.exists(f"{path}.zip") else ""
         raise InvalidOption(f"{kind}:{path}: file not found{hint}")
 
 
 class Annotating:
-    """Policy as a function of the observation; the recorder annotates the step with the rest of its answer."""
+    """Policy as a function of the observation; its annotations go to the recorder."""
 
     def __init__(self, policy: Policy | LanePolicies, recorder: Any):
         self.reset: Any = policy.reset
         self._act, self._recorder = policy.act, recorder
 
     def __call__(self, observation: Any) -> Any:
-        action, notes = self._act(observation)
-        if notes:
-            self._recorder.annotate(**notes)
+        action, annotations = self._act(observation)
+        if annotations:
+            self._recorder.annotate(**annotations)
         return action
 
 
@@ -216,7 +216,7 @@ class LanePolicies:
         self._envs = envs
         space = envs.single_action_space
         self._lanes = [make_policy(envs.single_observation_space, deepcopy(space)) for _ in range(envs.num_envs)]
-        self._room: Any = create_empty_array(space, envs.num_envs)
+        self._actions_out: Any = create_empty_array(space, envs.num_envs)
 
     def reset(self, lane: int, seed: int) -> None:
         self._lanes[lane].reset(seed)
@@ -224,9 +224,9 @@ class LanePolicies:
     def act(self, observations: Any) -> tuple[Any, dict[str, list[Any]]]:
         """Return a batch of actions, and annotations with one value per lane. Raises InvalidOption."""
         each = iterate(self._envs.observation_space, observations)
-        said = [policy.act(observation) for policy, observation in zip(self._lanes, each)]
-        names = {name: None for _, notes in said for name in notes}
-        if any(len(notes) != len(names) for _, notes in said):
+        results = [policy.act(observation) for policy, observation in zip(self._lanes, each)]
+        names = {name: None for _, annotations in results for name in annotations}
+        if any(len(annotations) != len(names) for _, annotations in results):
             raise InvalidOption(f"policy: annotates only some lanes with {', '.join(names)}; annotate all or none")
-        actions = concatenate(self._envs.single_action_space, [action for action, _ in said], self._room)
-        return actions, {name: [notes[name] for _, notes in said] for name in names}
+        actions = concatenate(self._envs.single_action_space, [action for action, _ in results], self._actions_out)
+        return actions, {name: [annotations[name] for _, annotations in results] for name in names}

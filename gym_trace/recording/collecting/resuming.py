@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +22,22 @@ from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.processes.run_log import EVENTS
-from gym_trace.recording.publishing.spool import place_of, publish, recorded, refuse_existing, set_aside, spool_of
+from gym_trace.recording.publishing.spool import (
+    local_directory_of,
+    publish,
+    recorded,
+    refuse_existing,
+    set_aside,
+    spool_of,
+)
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _SETTINGS = {"run", "seed", "policy", "environment", "recording", "shards"}
-_MOST_SEED = 1 << 128
-_MOST_BYTES = 1 << 32  # limit on the event log
-_LONGEST_LINE = 16 << 20
+_MAX_SEED = 1 << 128
+_MAX_LOG_BYTES = 1 << 32
+_MAX_LINE_BYTES = 16 << 20
 _START = b'"start"'  # cheap test before a line is parsed
-_ORPHANS_SECONDS = 15
+_ORPHAN_SECONDS = 15  # in which workers end after their parent
 _SHARD_EVENTS = re.compile(r"events\.[0-9]+-of-[0-9]+\.jsonl")
 
 
@@ -44,12 +52,12 @@ class Shard(NamedTuple):
 
 
 def shard_mark(shard: Shard | None) -> str:
-    """Return what the ids of a shard's writers have before the number of the worker."""
+    """Return the part of a shard's writer ids before the number of the worker."""
     return "" if shard is None else f"-s{shard.number}"
 
 
 def own_writers(shard: Shard | None) -> str:
-    """Return a pattern of the ids of a shard's writers."""
+    """Return a regular expression for the ids of a shard's writers."""
     return ".*" if shard is None else f".*{shard_mark(shard)}-w[0-9]+"
 
 
@@ -66,23 +74,23 @@ def run_settings(directory: str | os.PathLike[str], name: str = EVENTS) -> dict[
     Raises:
         CorruptTrace: the file cannot be read, or its settings are invalid
     """
-    path = place_of(directory) / name
+    path = local_directory_of(directory) / name
     try:
         fd = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CorruptTrace(f"cannot resume: {error.strerror}", path) from error
-    found = None
+    settings = None
     with open(fd, "rb") as file:
-        if size_on_disk(fd, path) > _MOST_BYTES:
-            raise CorruptTrace(f"larger than {_MOST_BYTES} bytes; cannot resume", path)
-        while line := file.readline(_LONGEST_LINE):
-            if _START in line and (event := _entry(line)).get("event") == "start":
-                found = event.get("settings")
-    if found is not None and not _is_settings(found):
+        if size_on_disk(fd, path) > _MAX_LOG_BYTES:
+            raise CorruptTrace(f"larger than {_MAX_LOG_BYTES} bytes; cannot resume", path)
+        while line := file.readline(_MAX_LINE_BYTES):
+            if _START in line and (entry := _entry(line)).get("event") == "start":
+                settings = entry.get("settings")
+    if settings is not None and not _is_settings(settings):
         raise CorruptTrace("invalid run settings; cannot resume", path)
-    return found
+    return settings
 
 
 def _entry(line: bytes) -> dict[str, Any]:
@@ -93,20 +101,20 @@ def _entry(line: bytes) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _is_settings(found: Any) -> bool:
-    """Return True for settings as collect() writes them."""
-    if not isinstance(found, dict) or set(found) - _SETTINGS:
+def _is_settings(settings: Any) -> bool:
+    """Return True if these are settings as collect() writes them."""
+    if not isinstance(settings, dict) or set(settings) - _SETTINGS:
         return False
-    run, seed = found.get("run"), found.get("seed")
+    run, seed = settings.get("run"), settings.get("seed")
     return (
         isinstance(run, str)
         and re.fullmatch("[0-9a-f]{1,32}", run) is not None
         and type(seed) is int
-        and 0 <= seed < _MOST_SEED
-        and isinstance(found.get("policy"), str)
-        and isinstance(found.get("environment"), (dict, type(None)))
-        and isinstance(found.get("recording"), dict)
-        and isinstance(found.get("shards"), (int, type(None)))
+        and 0 <= seed < _MAX_SEED
+        and isinstance(settings.get("policy"), str)
+        and isinstance(settings.get("environment"), (dict, type(None)))
+        and isinstance(settings.get("recording"), dict)
+        and isinstance(settings.get("shards"), (int, type(None)))
     )
 
 
@@ -123,7 +131,7 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
 def join_shards(directory: Path, url: str | None, settings: dict[str, Any], on_exist: str) -> None:
     """Check that all runs in a directory, or of this machine to a URL, are shards of one. Hold the directory's lock.
 
-    url: whose spool the directory is, if any.
+    url: destination, if the directory is a spool.
     on_exist: "append" also joins a trace that no shard began.
 
     Raises:
@@ -147,7 +155,7 @@ def await_writers(directory: Path, run: str, shard: Shard | None = None) -> None
 
     Raises InvalidOption.
     """
-    deadline = time.monotonic() + _ORPHANS_SECONDS
+    deadline = time.monotonic() + _ORPHAN_SECONDS
     while time.monotonic() < deadline:
         found = find_writers(LocalStorage(directory))
         writers = [WriterReader(files) for files in found if re.fullmatch(own_writers(shard), files.writer)]
@@ -167,9 +175,10 @@ def _belongs(writer: WriterReader, run: str) -> bool:
 
 
 def finished(place: str | os.PathLike[str], run: str, root: int, writers: str = ".*") -> dict[int, int]:
-    """Return the complete episodes of a run in a directory, published from there, or at a URL; and the steps of each.
+    """Return the number of steps of each complete episode of a run, by episode number.
 
-    writers: pattern of the ids of those to count. Writers whose metadata names another run never count.
+    place: directory, also with files published from it, or URL.
+    writers: pattern of writer ids. Writers whose metadata names another run never count.
     """
     found: dict[int, int] = {}
     for _, episodes in _finished_by_writer(place, run, root, writers):
@@ -181,43 +190,44 @@ def _finished_by_writer(
     place: str | os.PathLike[str], run: str, root: int, writers: str
 ) -> Iterator[tuple[str, dict[int, int]]]:
     try:
-        listed = find_writers(recorded(place))
+        writer_files = find_writers(recorded(place))
     except TraceNotFound:
         return
-    for files in listed:
+    for files in writer_files:
         if not re.fullmatch(writers, files.writer):
             continue
         for reader in readers_by_origin(WriterReader(files)):
             if not _belongs(reader, run):
                 continue
             parts, seeds = reader.parts, reader.parts["seed"]
-            whole = np.isin(outcome_codes(parts), (Outcome.TERMINATED, Outcome.TRUNCATED))
-            whole &= (parts["first_step"] == 0) & (seeds >= 0) & (seeds < EPISODES)
-            steps = parts.column("steps", whole).tolist()
-            yield files.writer, {episode_of(root, seed): count for seed, count in zip(seeds[whole].tolist(), steps)}
+            is_complete = np.isin(outcome_codes(parts), (Outcome.TERMINATED, Outcome.TRUNCATED))
+            is_complete &= (parts["first_step"] == 0) & (seeds >= 0) & (seeds < EPISODES)
+            steps = parts.column("steps", is_complete).tolist()
+            episodes = map(partial(episode_of, root), seeds[is_complete].tolist())
+            yield files.writer, dict(zip(episodes, steps))
 
 
-def publish_left(url: str, run: str, root: int, shard: Shard | None = None) -> None:
-    """Publish what ended processes of a run, or of a shard of it, have left in the spool of this machine.
+def publish_unpublished(url: str, run: str, root: int, shard: Shard | None = None) -> None:
+    """Publish files that ended processes of a run, or of a shard of it, left in the spool of this machine.
 
-    Writers that were given up, so that others have recorded their episodes since, are set aside instead.
+    A writer whose episodes were also recorded by another one is set aside instead.
 
-    Raises InvalidOption if a process still writes; and as publishing.spool.publish().
+    Raises InvalidOption if a process still writes, and the errors of publishing.spool.publish().
     """
     spool = spool_of(url)
     await_writers(spool, run, shard)
     names = [files.writer for files in find_writers(LocalStorage(spool)) if _belongs(WriterReader(files), run)]
-    left = [name for name in names if re.fullmatch(own_writers(shard), name)]
-    if not left:
+    unpublished = [name for name in names if re.fullmatch(own_writers(shard), name)]
+    if not unpublished:
         return
-    found: dict[str, set[int]] = {}
+    episodes_of: dict[str, set[int]] = {}
     for name, episodes in _finished_by_writer(spool, run, root, ".*"):
-        found.setdefault(name, set()).update(episodes)
-    for name in left:
-        mine = found.pop(name, set())
-        if any(mine & others for others in found.values()):
+        episodes_of.setdefault(name, set()).update(episodes)
+    for name in unpublished:
+        own = episodes_of.pop(name, set())
+        if any(own & others for others in episodes_of.values()):
             set_aside(spool, name)
             continue
-        found[name] = mine
+        episodes_of[name] = own
         while publish(spool, writer=name) is None:
             time.sleep(0.1)

@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 
 LOOK_SECONDS = 0.2  # between calls of Rollout.look()
-_DISK_SECONDS = 1.0
+_DISK_SECONDS = 1.0  # between measurements of the trace's size
 
 Begin = Callable[[Any, Any, Array, Any], tuple[list[int | None], Any]]
 
 
 class Rollout(ABC):
-    """Play episodes, and count their steps and returns. Subclasses choose the episodes, and hear of those that end.
+    """Play episodes, and count their steps and returns. Subclasses choose the episodes, and count those that end.
 
     A policy is called as policy(observation) and returns an action. Its reset(seed), if any, is called before each
     episode.
 
     Attributes:
         seed: root seed; environment and policy seeds of each episode are derived from it.
-        over: set it, in any thread, to end after the current step.
-        steps: of all episodes so far; in the middle of an episode, those at the last look().
+        over: any thread may set it, to end after the current step.
+        steps: number of steps so far; in the middle of an episode, as of the last look().
         open_steps, open_episodes: of episodes that have not ended.
         next_look: time of the next look(), in seconds of time.monotonic().
     """
@@ -83,25 +83,25 @@ class Rollout(ABC):
         """Play an episode until its end, a limit, or `over`. This loop bounds the throughput of recording."""
         clock, step, most = time.monotonic, env.step, self.most_steps
         observation = self.start(env, policy, episode)
-        before = taken = self.steps
+        at_start = steps = self.steps
         total: Any = 0.0
         try:
-            while taken < most and not self.over:
+            while steps < most and not self.over:
                 observation, reward, terminated, truncated, _ = step(policy(observation))
-                taken += 1
+                steps += 1
                 try:
                     total += reward
                 except Exception:  # not a number, nor an array of numbers
                     total = math.nan
                 if terminated or truncated:
-                    self.ended(episode, taken - before, as_return(total))
-                    before = taken
+                    self.ended(episode, steps - at_start, as_return(total))
+                    at_start = steps
                     break
                 if clock() >= self.next_look:
-                    self.steps, self.open_steps = taken, taken - before
+                    self.steps, self.open_steps = steps, steps - at_start
                     self.look()
         finally:
-            self.steps, self.open_steps = taken, taken - before
+            self.steps, self.open_steps = steps, steps - at_start
         self.open_episodes = int(self.open_steps > 0)
         if not self.over and clock() >= self.next_look:
             self.look()
@@ -151,8 +151,8 @@ class RolloutProgress:
 
     Attributes:
         seed: root seed; seeds of episodes are derived from it.
-        episodes: complete ones: terminated or truncated.
-        steps: all, including those of open episodes.
+        episodes: number of complete episodes: terminated or truncated.
+        steps: number of steps, including open episodes.
         open_steps, open_episodes: of open episodes; at the end, of those that a limit cut short.
         seconds: since the start.
         bytes: size of the trace's files, at most a second old, without steps in a ring; 0 if only lanes are recorded.
@@ -196,7 +196,7 @@ def record_episodes(
             ``reset(seed)``, if any, is called before each episode, or once. None: random actions.
         episodes: number of complete episodes.
         steps, seconds: limits that also end the run in the middle of an episode.
-        bytes: end soon after env, or an environment that it wraps, has written that much.
+        bytes: end soon after the recorder has written this many bytes.
         seed: 0 or more; None takes one from the system's entropy.
         on_progress: called about five times a second with the progress, always the same object. A truthy result ends
             the run after the current step.
@@ -234,7 +234,7 @@ def record_episodes(
 
 
 def reset_policy(policy: Any, seed: int) -> None:
-    """Call policy.reset(seed), if the policy has that."""
+    """Call policy.reset(seed), if the policy has this method."""
     reset = getattr(policy, "reset", None)
     if reset is not None:
         reset(seed)
@@ -258,9 +258,9 @@ class _Recording(Rollout):
         self._env, self._progress, self._most, self._on_progress = env, progress, most, on_progress
         self._directory, self._next_disk = getattr(_recorder_of(env), "directory", None), 0.0
         self._returns = LastReturns()
-        self._begin = time.monotonic()
-        self._deadline = self._begin + most["seconds"]
-        self.next_look = min(self._begin + LOOK_SECONDS, self._deadline)
+        self._started = time.monotonic()
+        self._deadline = self._started + most["seconds"]
+        self.next_look = min(self._started + LOOK_SECONDS, self._deadline)
 
     def run(self, policy: Any) -> RolloutProgress:
         is_vector = isinstance(self._env, VectorEnv)
@@ -299,7 +299,7 @@ class _Recording(Rollout):
     def _measure(self, now: float, disk: bool) -> None:
         progress, returns = self._progress, self._returns.summary()
         progress.steps, progress.open_steps, progress.open_episodes = self.steps, self.open_steps, self.open_episodes
-        progress.seconds = now - self._begin
+        progress.seconds = now - self._started
         if returns is not None:
             progress.mean_return, progress.min_return, progress.max_return = returns
         if disk and self._directory is not None:
@@ -309,9 +309,9 @@ class _Recording(Rollout):
 
 def _recorder_of(env: Any) -> Any:
     """Return the recorder among the wrappers, or None."""
-    for one in wrappers_around(env):
-        if isinstance(vars(one).get("directory"), Path) and type(one).__module__.startswith("gym_trace."):
-            return one
+    for wrapper in wrappers_around(env):
+        if isinstance(vars(wrapper).get("directory"), Path) and type(wrapper).__module__.startswith("gym_trace."):
+            return wrapper
     return None
 
 
@@ -353,7 +353,7 @@ def record(
 ) -> RolloutProgress:
     """Record episodes of an environment in this process, and close it.
 
-    Wraps env in a recorder and runs record_episodes(). gym_trace.collect does so with several processes.
+    Wraps env in a recorder and calls record_episodes(). gym_trace.collect uses several processes.
 
     Args:
         env: a Gymnasium environment, or a vector environment.
@@ -361,9 +361,9 @@ def record(
         directory … keep_if: see RecordingOptions.
         episodes, steps, seconds, bytes, seed: see record_episodes(). metadata also gets "seed".
         states, video: see TraceRecordingWrapper. lanes: see TraceRecordingVectorWrapper.
-        facts: metadata of the trace (see Trace.facts), added to what it has.
+        facts: metadata of the trace (see Trace.facts), added to existing facts.
         on_progress: see record_episodes().
-        make_env: function that made env, stored so that verify_trace() can make it again.
+        make_env: function that made env, stored so that verify_trace() can call it.
         command: name of the caller, stored under provenance with the name of the policy.
         argv: store the full command line. git_diff: store the uncommitted changes of the current git repository.
             Both may contain secrets.
@@ -380,16 +380,16 @@ def record(
     with ExitStack() as stack:
         stack.callback(lambda: recorder.close())
         maker = policy_maker(policy)  # first, because a failure must leave no directory
-        made = None if policy in (None, "random") else maker(env.observation_space, env.action_space)
+        actor = None if policy in (None, "random") else maker(env.observation_space, env.action_space)
         seed = new_root_seed() if seed is None else seed
         options["metadata"] = {**metadata_by_name(options.get("metadata")), "seed": seed}
-        own = {"states": states, "lanes": lanes, "video": video}
-        given = {name: value for name, value in own.items() if value is not None}
+        own_options = {"states": states, "lanes": lanes, "video": video}
+        passed = {name: value for name, value in own_options.items() if value is not None}
         with recorded_by(provenance_of(command, maker.name, argv, git_diff, make_env)):
-            recorder = _wrapper_of(env)(env, directory, **given, **options)
+            recorder = _wrapper_of(env)(env, directory, **passed, **options)
         if facts:
             add_facts(LocalStorage(recorder.directory), dict(facts))
-        acting = None if made is None else Annotating(made, recorder)
+        acting = None if actor is None else Annotating(actor, recorder)
         return record_episodes(
             recorder,
             policy=acting,
@@ -412,9 +412,9 @@ def _wrapper_of(env: Any) -> Any:
     return TraceRecordingVectorWrapper
 
 
-def metadata_by_name(given: Any) -> dict[str, Any]:
+def metadata_by_name(metadata: Any) -> dict[str, Any]:
     """Return the user's metadata as a dict without "seed" and "run"; other values under "given"."""
-    if given is None:
+    if metadata is None:
         return {}
-    is_plain = isinstance(given, dict) and not {"seed", "run"} & set(given)
-    return given if is_plain else {"given": given}
+    is_plain = isinstance(metadata, dict) and not {"seed", "run"} & set(metadata)
+    return metadata if is_plain else {"given": metadata}

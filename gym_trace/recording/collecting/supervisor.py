@@ -1,4 +1,4 @@
-"""Supervise the workers of collect(): assign episodes, hear reports, restart."""
+"""Supervise the workers of collect(): assign episodes, receive reports, restart dead workers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from gym_trace.recording.publishing.spool import publish_ended
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _AHEAD_SECONDS = 1.0  # a worker receives about this much work in advance
-_MOST_AHEAD = 10_000  # episodes
-_PATIENCE = 10.0  # seconds for workers to save everything after Ctrl-C
-_STARTING_SECONDS = 60.0  # least start timeout: imports are slow on a busy machine
-_MOST_FAILURES = 7
+_MAX_EPISODES_AHEAD = 10_000
+_SAVE_SECONDS = 10.0  # in which workers save everything after Ctrl-C
+_START_SECONDS = 60.0  # minimum start timeout: imports are slow on a busy machine
+_MAX_FAILURES = 7
 _ATTEMPTS_PER_EPISODE = 3
 
 
 class EpisodeSet:
-    """Set of numbers of a shard: all below a mark except some holes, and some above it."""
+    """Set of episode numbers of a shard: all below a mark except some holes, and some above it."""
 
     def __init__(self, numbers: Iterable[int], shard: Shard):
         self._shard, self._mark = shard, shard.number
@@ -82,7 +82,7 @@ class WorkerState(Member):
     Attributes:
         uid: of its writer. assigned: episodes it has not finished. given: all episodes of this process.
         at: open episodes at its last report. speed: recent episodes per second.
-        base_steps: steps of the processes before this one. trouble: why it was given up.
+        base_steps: steps of its earlier processes. trouble: why it was given up.
     """
 
     uid: str = ""
@@ -141,11 +141,11 @@ class Supervisor:
     """Run workers until all episodes are recorded.
 
     Args:
-        setup: of the workers, but for the uid. run: name of the run, in the metadata of its writers.
-        workers: how many; 0: one worker in this process, without the backend.
-        done: steps of the episodes that are recorded already.
+        setup: task of the workers, without uid. run: name of the run, in the metadata of its writers.
+        workers: number of workers; 0: one worker in this process, without the backend.
+        done: number of steps of each episode that is already recorded.
         shard: the episodes to record. limits.episodes counts those of all shards.
-        place: the directory of the trace, or the spool of its URL on this machine.
+        local_directory: directory of the trace, or this machine's spool of its URL.
     """
 
     def __init__(
@@ -163,79 +163,79 @@ class Supervisor:
         cpus: list[int] | None = None,
         niceness: int = 0,
         shard: Shard | None = None,
-        place: Path,
+        local_directory: Path,
     ):
         self._setup, self._run, self._limits, self._events = setup, run, limits, events
         self._shard, self._mark = shard or Shard(), shard_mark(shard)
-        self._place, self._is_remote = place, setup.is_remote
+        self._local_directory, self._is_remote = local_directory, setup.is_remote
         self._is_cluster = isinstance(backend, Cluster)
         self._cpus, self._niceness = cpus, niceness
-        self._done, self._before = EpisodeSet(done, self._shard), len(done)
-        self._again: list[int] = []  # a heap of episodes that lost workers had
+        self._done, self._resumed = EpisodeSet(done, self._shard), len(done)
+        self._to_repeat: list[int] = []  # heap: episodes of lost workers
         self._next = self._shard.number
-        self._tries: dict[int, int] = {}  # losses that each suspected episode alone explains; also 0
+        self._tries: dict[int, int] = {}  # by suspected episode: lost workers that had no other episode
         self._returns = LastReturns()
         self._ending = False
         self.progress = Collected(setup.seed, workers=[WorkerState() for _ in range(workers or 1)])
         self.progress.episodes, self.progress.steps = len(done), sum(done.values())
-        self._is_here = not workers
-        self._here: Worker | None = None
+        self._is_inline = not workers
+        self._inline_worker: Worker | None = None
         self._fleet = Fleet(
             backend,
             dict(enumerate(self.progress.workers)),
             stall_timeout=stall_timeout,
-            start_timeout=_STARTING_SECONDS,
+            start_timeout=_START_SECONDS,
             max_restarts=max_restarts,
-            max_failures=_MOST_FAILURES,
+            max_failures=_MAX_FAILURES,
         )
 
     def run(self, on_progress: Callable[[Collected], Any] | None) -> Collected:
         """Run to the end. on_progress: called twice a second; a truthy result ends the run."""
         self._meter, self._next_report = Meter(), 0.0
-        look = partial(self._look, on_progress)
+        report_progress = partial(self._report_progress, on_progress)
         try:
-            if self._is_here:
-                self._run_here(look)
+            if self._is_inline:
+                self._run_inline(report_progress)
             else:
                 for number in range(len(self.progress.workers)):
                     self._start(number)
             while self._working():
-                self._turn()
-                look()
+                self._poll()
+                report_progress()
         except KeyboardInterrupt:
             if self._ending or (on_progress is not None and on_progress(self.progress)):
                 raise  # the second Ctrl-C does not wait
             self._end("interrupted")
-            deadline = time.monotonic() + _PATIENCE
+            deadline = time.monotonic() + _SAVE_SECONDS
             while self._working() and time.monotonic() < deadline:
-                self._turn()
+                self._poll()
             raise
         finally:
             self._fleet.close()
         self._measure()
-        if on_progress is not None and on_progress(self.progress) and self._missing():
+        if on_progress is not None and on_progress(self.progress) and self._is_incomplete():
             self.progress.stopped = "interrupted"
-        if not self.progress.stopped or (self._missing() and self.progress.stopped == "done"):
+        if not self.progress.stopped or (self._is_incomplete() and self.progress.stopped == "done"):
             self.progress.stopped = "failed"
         return self.progress
 
-    def _run_here(self, look: Callable[[], None]) -> None:
+    def _run_inline(self, report_progress: Callable[[], None]) -> None:
         """Record in this process. Errors of the environment and the policy are raised as they are."""
         worker = self.progress.workers[0]
         worker.uid, worker.reported = f"{new_writer_id()}{self._mark}-w0", time.monotonic()
 
         def hear(report: Report) -> None:
             self._hear(0, report)
-            look()
+            report_progress()
 
-        self._here = worker_for(SimpleNamespace(send=hear), replace(self._setup, uid=worker.uid))
+        self._inline_worker = worker_for(SimpleNamespace(send=hear), replace(self._setup, uid=worker.uid))
         try:
-            self._give(0)
-            self._here.run()
+            self._assign(0)
+            self._inline_worker.run()
         finally:
             worker.state = "ended"
 
-    def _look(self, on_progress: Callable[[Collected], Any] | None) -> None:
+    def _report_progress(self, on_progress: Callable[[Collected], Any] | None) -> None:
         """Report progress, and end the run if a limit is met."""
         now = time.monotonic()
         if now >= self._next_report:
@@ -243,18 +243,18 @@ class Supervisor:
             self._measure()
             if on_progress is not None and on_progress(self.progress):
                 self._end("interrupted")
-        self._end_where_due()
+        self._end_if_due()
 
     def _send(self, number: int, episodes: list[int] | None) -> None:
-        if self._here is None:
+        if self._inline_worker is None:
             self._fleet.send(number, episodes)
         else:
-            self._here.receive(episodes)
+            self._inline_worker.receive(episodes)
 
     def _working(self) -> bool:
         return any(worker.state not in ("ended", "given up") for worker in self.progress.workers)
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         for key, message in self._fleet.poll(_POLL_SECONDS):
             number = int(key)
             if not isinstance(message, Lost):
@@ -275,11 +275,11 @@ class Supervisor:
         worker.assigned, worker.given, worker.at, worker.is_watched = {}, array("q"), (), True
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         setup = replace(self._setup, uid=worker.uid)
-        is_over = partial(has_ended, self._place, worker.uid)
+        is_over = partial(has_ended, self._local_directory, worker.uid)
         if self._is_remote:
             is_over = partial(publish_ended, setup.directory, worker.uid)
         self._fleet.start(number, Job(str(number), work, (setup,), self._niceness, cpu, is_over, self._is_remote))
-        self._give(number)
+        self._assign(number)
 
     def _hear(self, number: int, report: Report) -> None:
         worker = self.progress.workers[number]
@@ -301,21 +301,23 @@ class Supervisor:
             self._take_back(worker)
         elif not report.closed:
             worker.state = "closing" if self._ending else "running"
-            self._give(number)
+            self._assign(number)
 
     def _lost(self, number: int, lost: Lost) -> None:
-        """Take back what a lost worker has not saved, and schedule its restart."""
+        """Take back the episodes that a lost worker has not saved, and schedule its restart."""
         worker = self.progress.workers[number]
         suspects = (worker.at if lost.traceback else ()) or tuple(worker.assigned)
-        if self._is_cluster and not has_ended(self._place, worker.uid):  # a restart would record episodes twice
-            lost = Lost(f"{lost.reason}; its writer {worker.uid} may go on: end its process, and resume the run")
+        if self._is_cluster and not has_ended(
+            self._local_directory, worker.uid
+        ):  # a restart would record episodes twice
+            lost = Lost(f"{lost.reason}; its writer {worker.uid} may still run: end its process, and resume the run")
             worker.state, worker.trouble, worker.assigned = "given up", lost.reason, {}
             self._events("given up", worker=number, reason=lost.reason, traceback="")
             return
-        written = self._setup.directory if self._is_remote else self._place
+        written = self._setup.directory if self._is_remote else self._local_directory
         saved = finished(written, self._run, self._setup.seed, re.escape(worker.uid))
         for episode in worker.given:
-            if episode not in saved and self._done.discard(episode):  # reported, but lost on its way
+            if episode not in saved and self._done.discard(episode):  # reported, but not on disk
                 worker.assigned[episode] = None
         for episode in saved:
             self._done.add(episode)
@@ -327,17 +329,17 @@ class Supervisor:
         self._take_back(worker)
         worker.base_steps = worker.steps
         self.progress.trouble = f"worker {number}: {lost.reason}"
-        if self.progress.stopped == "done" and self._left():  # not everything is on disk after all
+        if self.progress.stopped == "done" and self._remaining():  # not everything is on disk after all
             self._ending, self.progress.stopped = False, ""
-        refused = self._fleet.retry(number)
+        reason_against = self._fleet.retry(number)
         self.progress.restarts = self._fleet.restarts
-        if refused:
+        if reason_against:
             worker.state, worker.trouble = "given up", lost.reason
-        kind = "given up" if refused else "restart"
+        kind = "given up" if reason_against else "restart"
         self._events(kind, worker=number, reason=lost.reason, traceback=lost.traceback)
 
     def _suspect(self, episodes: list[int], reason: str) -> None:
-        """Record each episode that may have killed a worker alone from now on, and abandon it after some attempts."""
+        """Assign each episode that may have killed a worker alone from now on; abandon it after some attempts."""
         for episode in episodes:
             self._tries[episode] = self._tries.get(episode, 0) + (len(episodes) == 1)
             if self._tries[episode] >= _ATTEMPTS_PER_EPISODE:
@@ -345,19 +347,19 @@ class Supervisor:
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
-    def _give(self, number: int) -> None:
+    def _assign(self, number: int) -> None:
         """Assign episodes for about a second, fewer near the end, so that all workers end at about the same time."""
         worker = self.progress.workers[number]
         if self._ending or any(episode in self._tries for episode in worker.assigned):
             return
-        left = self._left()
-        share = 1 + left // (2 * len(self.progress.workers))
-        wanted = min(_MOST_AHEAD, share, max(2, int(worker.speed * _AHEAD_SECONDS))) - len(worker.assigned)
+        remaining = self._remaining()
+        share = 1 + remaining // (2 * len(self.progress.workers))
+        wanted = min(_MAX_EPISODES_AHEAD, share, max(2, int(worker.speed * _AHEAD_SECONDS))) - len(worker.assigned)
         episodes: list[int] = []
         while len(episodes) < wanted and (episode := self._pop()) is not None:
             if episode in self._tries:  # a suspect is recorded alone
                 if episodes or worker.assigned:
-                    heapq.heappush(self._again, episode)
+                    heapq.heappush(self._to_repeat, episode)
                 else:
                     episodes = [episode]
                 break
@@ -368,8 +370,8 @@ class Supervisor:
             self._send(number, episodes)
 
     def _pop(self) -> int | None:
-        while self._again:
-            episode = heapq.heappop(self._again)
+        while self._to_repeat:
+            episode = heapq.heappop(self._to_repeat)
             if episode not in self._done and episode not in self.progress.failed:
                 return episode
         limit = self._limits.episodes
@@ -379,29 +381,29 @@ class Supervisor:
                 return episode
         return None
 
-    def _left(self) -> int:
+    def _remaining(self) -> int:
         if self._limits.episodes is None:
             return 1 << 30
-        return len(range(self._next, self._limits.episodes, self._shard.of)) + len(self._again)
+        return len(range(self._next, self._limits.episodes, self._shard.of)) + len(self._to_repeat)
 
     def _take_back(self, worker: WorkerState) -> None:
         for episode in worker.assigned:
-            heapq.heappush(self._again, episode)
+            heapq.heappush(self._to_repeat, episode)
         worker.assigned = {}
 
-    def _missing(self) -> bool:
+    def _is_incomplete(self) -> bool:
         limit = self._limits.episodes
         return limit is not None and self._done.below(limit) < len(self._shard.below(limit))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def _end_where_due(self) -> None:
+    def _end_if_due(self) -> None:
         limits, progress = self._limits, self.progress
         if self._ending:
             return
-        everything = limits.episodes is not None and self._next >= limits.episodes
-        again = any(e not in self._done and e not in progress.failed for e in self._again)
-        if everything and not again and not any(worker.assigned for worker in progress.workers):
+        are_all_assigned = limits.episodes is not None and self._next >= limits.episodes
+        must_repeat = any(episode not in self._done and episode not in progress.failed for episode in self._to_repeat)
+        if are_all_assigned and not must_repeat and not any(worker.assigned for worker in progress.workers):
             self._end("done")
         elif limits.steps is not None and progress.steps >= limits.steps:
             self._end("steps")
@@ -420,8 +422,8 @@ class Supervisor:
     def _measure(self) -> None:
         progress = self.progress
         progress.seconds = self._meter.seconds
-        progress.bytes = directory_bytes(self._place) - self._events.size()
+        progress.bytes = directory_bytes(self._local_directory) - self._events.size()
         progress.episodes = len(self._done)
-        progress.new_episodes = progress.episodes - self._before
+        progress.new_episodes = progress.episodes - self._resumed
         progress.returns = self._returns.summary()
         progress.speeds = self._meter.speeds(progress.new_steps)

@@ -25,7 +25,7 @@ from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.remote.address import is_url
 
-_ORPHANED_SECONDS = 2.0  # to save everything after the parent has ended
+_ORPHANED_SECONDS = 2.0  # in which it saves everything after the parent has ended
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Setup:
 
     Attributes:
         make_env: makes the environment. make_policy: makes the policy from observation and action space.
-        directory: of the trace, or the URL, which is recorded to by way of the spool of the worker's machine.
+        directory: directory of the trace, or a URL; files for it go through the spool of the worker's machine.
         uid: of the worker's writer. recording: other options of the recording wrapper.
-        is_remote: the machine of the worker may be another one, whose spool it publishes.
-        num_envs: environments to step side by side, as a SyncVectorEnv; None: one, as it is.
+        is_remote: True if the worker may run on another machine, whose spool it then publishes.
+        num_envs: environments in a SyncVectorEnv; None: one environment, not in a vector environment.
         provenance: see provenance.provenance_of.
     """
 
@@ -57,9 +57,9 @@ class Report:
     """Progress of a worker since its last report.
 
     Attributes:
-        closed: everything is saved; the last report.
+        closed: True in the last report: everything is saved.
         finished: episode, steps and return of each. steps: of all episodes, including open ones.
-        episodes: the open ones.
+        episodes: open episodes.
     """
 
     closed: bool = False
@@ -75,9 +75,9 @@ class Worker(Rollout):
         super().__init__(setup.seed)
         self._connection, self._setup = connection, setup
         self._todo: deque[int] = deque()
-        self._called = threading.Event()  # there is more to do, or it is over
+        self._wakeup = threading.Event()  # set by new episodes, and by the end
         self._finished: list[tuple[int, int, Return]] = []
-        self._at: tuple[int, ...] = ()  # open episodes
+        self._playing: tuple[int, ...] = ()  # open episodes
 
     # -- the parent ---------------------------------------------------------------------------------------------------
 
@@ -97,14 +97,14 @@ class Worker(Rollout):
         """Take on more episodes; None: end after the current step."""
         self._todo.extend(episodes or ())
         self.over = self.over or episodes is None
-        self._called.set()
+        self._wakeup.set()
 
     def report(self, closed: bool = False) -> None:
         finished, self._finished = tuple(self._finished), []
         self.next_look = time.monotonic() + LOOK_SECONDS
         try:
-            self._connection.send(Report(closed, finished, self.steps, self._at))
-        except OSError:  # the parent is gone, which listen() notices, too
+            self._connection.send(Report(closed, finished, self.steps, self._playing))
+        except OSError:  # the parent is gone; listen() notices it, too
             self.receive(None)
 
     # -- episodes -----------------------------------------------------------------------------------------------------
@@ -141,23 +141,23 @@ class Worker(Rollout):
         return TraceRecordingWrapper(env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording)
 
     def _record(self, recorder: Any) -> None:
-        """Record the given episodes until it is over."""
-        made = self._setup.make_policy(recorder.observation_space, recorder.action_space)
-        policy = Annotating(made, recorder)
+        """Record the assigned episodes until the run is over."""
+        acting_policy = self._setup.make_policy(recorder.observation_space, recorder.action_space)
+        policy = Annotating(acting_policy, recorder)
         self.report()
         while not self.over:
             if self._todo:
-                self._at = (self._todo.popleft(),)
-                self.play(recorder, policy, *self._at)
-                self._at = ()
+                self._playing = (self._todo.popleft(),)
+                self.play(recorder, policy, *self._playing)
+                self._playing = ()
             else:
                 self._await_more()
 
     def _await_more(self) -> None:
-        self._called.clear()
+        self._wakeup.clear()
         self.report()
         if not self._todo and not self.over:
-            self._called.wait(LOOK_SECONDS)
+            self._wakeup.wait(LOOK_SECONDS)
 
 
 class VectorWorker(Worker):
@@ -165,14 +165,14 @@ class VectorWorker(Worker):
 
     def _make_env(self) -> Any:
         count = self._setup.num_envs or 1
-        self._doing: list[int | None] = [None] * count  # the episode of each lane
+        self._lane_episodes: list[int | None] = [None] * count  # the episode of each lane
         return SyncVectorEnv([self._setup.make_env] * count, autoreset_mode=DISABLED)
 
     def _make_recorder(self, env: Any) -> Any:
         from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper  # needs Gymnasium 1.1
 
         setup = self._setup
-        self._wanted: deque[bool] = deque()  # record the next episode of a lane? in the order of resets
+        self._wanted: deque[bool] = deque()  # per reset lane, in order: record its next episode?
         return TraceRecordingVectorWrapper(
             env,
             setup.directory,
@@ -189,27 +189,27 @@ class VectorWorker(Worker):
 
     def ended(self, episode: int, steps: int, total: Any) -> None:
         super().ended(episode, steps, total)
-        self._doing[self._doing.index(episode)] = None
+        self._lane_episodes[self._lane_episodes.index(episode)] = None
 
     def _begin_lanes(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
         """Assign episodes to free lanes; wait if all lanes are idle."""
-        doing, begun = self._doing, lanes.copy()
+        lane_episodes, starting = self._lane_episodes, lanes.copy()
         while not self.over:
-            for lane in np.flatnonzero(begun).tolist():
-                doing[lane] = episode = self._todo.popleft() if self._todo else None
+            for lane in np.flatnonzero(starting).tolist():
+                lane_episodes[lane] = episode = self._todo.popleft() if self._todo else None
                 policy.reset(lane, 0 if episode is None else policy_seed(self.seed, episode))
-            self._at = tuple(episode for episode in doing if episode is not None)
-            if self._at:
-                return doing, self._reset(envs, begun, first=observations is None)
-            begun[:] = True
+            self._playing = tuple(episode for episode in lane_episodes if episode is not None)
+            if self._playing:
+                return lane_episodes, self._reset(envs, starting, first=observations is None)
+            starting[:] = True
             self._await_more()
-        return doing, observations
+        return lane_episodes, observations
 
     def _reset(self, envs: Any, lanes: Array, first: bool) -> Any:
-        seeds = [episode_seed(self.seed, episode or 0) for episode in self._doing]  # 0: not recorded
-        self._wanted.extend(self._doing[lane] is not None for lane in np.flatnonzero(lanes).tolist())
-        given = [seed if now else None for seed, now in zip(seeds, lanes.tolist())]
-        observations, _ = envs.reset(seed=given, options=None if first else {"reset_mask": lanes})
+        seeds = [episode_seed(self.seed, episode or 0) for episode in self._lane_episodes]  # 0: not recorded
+        self._wanted.extend(self._lane_episodes[lane] is not None for lane in np.flatnonzero(lanes).tolist())
+        lane_seeds = [seed if is_reset else None for seed, is_reset in zip(seeds, lanes.tolist())]
+        observations, _ = envs.reset(seed=lane_seeds, options=None if first else {"reset_mask": lanes})
         return observations
 
 
@@ -225,7 +225,7 @@ def work(connection: Connection, setup: Setup) -> None:
             leave_to_parent,  # only here, because of the time that its import takes
         )
 
-        leave_to_parent(setup.uid if setup.is_remote else None, getattr(connection, "is_asked", None))
+        leave_to_parent(setup.uid if setup.is_remote else None, getattr(connection, "is_polled", None))
     worker = worker_for(connection, setup)
     threading.Thread(target=worker.listen, daemon=True).start()
     worker.run()

@@ -1,4 +1,4 @@
-"""Workers that are watched and restarted within a budget, on this machine or in a cluster; throughput of a run."""
+"""Watch workers, on this machine or in a cluster, and restart them within a budget; measure throughput."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from gym_trace.errors import TraceError
 from gym_trace.printable import error_text
 
-_FIRST_BACKOFF, _MOST_BACKOFF = 0.1, 30.0  # seconds
+_FIRST_BACKOFF, _MAX_BACKOFF = 0.1, 30.0  # seconds
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds
 Key = int | str  # name of a worker, chosen by the caller
 
@@ -27,8 +27,8 @@ class Job(NamedTuple):
     """Work for a worker: ``body(connection, *args)``. The body is a function of a module; the arguments are picklable.
 
     niceness: added to that of this process. cpu: processor to run on; None: any.
-    is_over: returns True once a lost process of this job writes no more, for backends that cannot wait for its end.
-    there: is_over is picklable, and called on the machine of the process.
+    is_over: returns True once a lost process of this job has stopped writing; for backends that cannot await its end.
+    is_remote: call is_over on the machine of the process; it is picklable.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     niceness: int = 0
     cpu: int | None = None
     is_over: Callable[[], bool] = _always
-    there: bool = False
+    is_remote: bool = False
 
 
 class Lost(NamedTuple):
@@ -52,7 +52,7 @@ class Lost(NamedTuple):
 
 
 def lost_by(error: BaseException) -> Lost:
-    """Return the last message of a worker whose body has raised. Call it where the error is caught."""
+    """Return the last message of a worker whose body raised an error. Call it in the except clause."""
     kind = type(error) if isinstance(error, TraceError) else None
     reason = error_text(error) if kind is None else " ".join(str(error).split())
     return Lost(reason, traceback.format_exc(), kind)
@@ -81,7 +81,7 @@ class Backend(Protocol):
     def kill(self, key: Key, is_last: bool = False) -> None:
         """Kill a worker and wait for its end; poll() returns nothing more from it.
 
-        is_last: nothing will be done about what it leaves, so a backend need not wait long.
+        is_last: the run ends without this worker, so a backend need not wait long.
         """
 
 
@@ -98,9 +98,9 @@ class Member:
     """State of one worker.
 
     Attributes:
-        state: "starting", "restarting" (waits until `due`), or a word of the owner.
-        failures: losses in a row. The owner sets it to 0 when the worker has achieved something.
-        lives: number of starts. is_watched: whether silence kills it.
+        state: "starting", "restarting" (waits until `due`), or a state set by the owner.
+        failures: losses in a row. The owner sets it to 0 when the worker makes progress.
+        lives: number of starts. is_watched: whether it is killed when it is silent.
     """
 
     state: str = "starting"
@@ -114,10 +114,10 @@ class Member:
 
 
 class Fleet:
-    """Start, hear and restart workers.
+    """Start workers, receive their messages, and restart them.
 
     Args:
-        members: their states, by key.
+        members: states of the workers, by key.
         stall_timeout: seconds of silence before a worker is killed. start_timeout: the same before its first message,
             if that is longer.
         max_restarts: of all members together. max_failures: of one member in a row.
@@ -164,8 +164,8 @@ class Fleet:
             patience = self._start_timeout if member.state == "starting" else self._stall_timeout
             if member.is_alive and member.is_watched and time.monotonic() - member.heard > patience:
                 self.kill(key)
-                yield key, Lost(f"no sign of life for {patience:g} s (stall_timeout)")
-                return  # first hear what the others sent while this took
+                yield key, Lost(f"no heartbeat for {patience:g} s (stall_timeout)")
+                return  # first process messages sent during the kill
 
     def retry(self, key: Key) -> str:
         """Schedule a restart of a lost worker. Return "", or the reason against it if its budget is spent."""
@@ -177,7 +177,7 @@ class Fleet:
             return f"max_restarts={self._max_restarts} allows no more restarts"
         self.restarts += 1
         member.restarts += 1
-        backoff = min(_MOST_BACKOFF, _FIRST_BACKOFF * 2.0 ** (member.failures - 1))
+        backoff = min(_MAX_BACKOFF, _FIRST_BACKOFF * 2.0 ** (member.failures - 1))
         member.state, member.due = "restarting", time.monotonic() + backoff
         return ""
 

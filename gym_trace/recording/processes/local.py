@@ -38,7 +38,7 @@ _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "S
 
 
 class LocalProcesses:
-    """Processes that start afresh and inherit no state of this one. A Backend.
+    """Backend of new processes on this machine, which inherit no state of this one.
 
     Args:
         method: "spawn"; or "forkserver", which starts faster once prepare() has imported modules.
@@ -47,7 +47,7 @@ class LocalProcesses:
     def __init__(self, method: str = "spawn") -> None:
         self._context: Any = multiprocessing.get_context(method)
         self._workers: dict[Key, tuple[Any, Connection]] = {}
-        self._stillborn: list[Key] = []
+        self._failed_starts: list[Key] = []
         self._raised: dict[Key, Lost] = {}
 
     def prepare(self, modules: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ class LocalProcesses:
                 process.start()
         except BrokenPipeError:  # killed before it had received its job
             ours.close()
-            self._stillborn.append(key)
+            self._failed_starts.append(key)
         else:
             self._workers[key] = process, ours
         finally:
@@ -77,11 +77,12 @@ class LocalProcesses:
             self._workers[key][1].send(message)
 
     def poll(self, seconds: float) -> list[tuple[Key, Any]]:
-        heard: list[tuple[Key, Any]] = [(key, Lost("its process ended while it started")) for key in self._stillborn]
-        self._stillborn = []
+        lost_at_start = Lost("its process ended while it started")
+        messages: list[tuple[Key, Any]] = [(key, lost_at_start) for key in self._failed_starts]
+        self._failed_starts = []
         # Wait for processes and for pipes: processes of an environment may hold the pipe of a dead worker open.
-        things = [thing for process, connection in self._workers.values() for thing in (process.sentinel, connection)]
-        wait(things, 0 if heard else seconds)
+        sources = [part for process, connection in self._workers.values() for part in (process.sentinel, connection)]
+        wait(sources, 0 if messages else seconds)
         for key, (process, connection) in list(self._workers.items()):
             gone = not process.is_alive()
             try:
@@ -90,15 +91,15 @@ class LocalProcesses:
                     if isinstance(message, Lost):  # reported once the process has ended
                         self._raised[key] = message
                     else:
-                        heard.append((key, message))
+                        messages.append((key, message))
             except (EOFError, OSError):
                 gone = True
             if gone:
                 lost, code = self._raised.get(key), self._end(key)
                 if code == _UNGUARDED_CODE:
                     raise InvalidOption(_UNGUARDED)
-                heard.append((key, lost or Lost(f"its process ended with exit code {code}{_signal_name(code)}")))
-        return heard
+                messages.append((key, lost or Lost(f"its process ended with exit code {code}{_signal_name(code)}")))
+        return messages
 
     def kill(self, key: Key, is_last: bool = False) -> None:
         if key in self._workers:
@@ -121,7 +122,7 @@ def _nothing() -> None:
 
 def _run(connection: Connection, job: Job) -> None:
     """Run a job in its process, and report what it raises."""
-    _settle(job.niceness, job.cpu)
+    _enter_job(job.niceness, job.cpu)
     try:
         job.body(connection, *job.args)
     except BaseException as error:  # also SystemExit, which an environment may raise
@@ -129,7 +130,7 @@ def _run(connection: Connection, job: Job) -> None:
             connection.send(lost_by(error))
 
 
-def _settle(niceness: int, cpu: int | None) -> None:
+def _enter_job(niceness: int, cpu: int | None) -> None:
     """Leave stop signals to the parent, and move to the processor of the job."""
     forget_safe_path()
     for number in _STOP_SIGNALS:  # the parent sends a message instead
@@ -140,9 +141,9 @@ def _settle(niceness: int, cpu: int | None) -> None:
 
 
 def has_parent(connection: Any = None) -> bool:
-    """Return True unless the process that started this one has ended. connection: to it; one of Ray knows itself."""
-    if (asked := getattr(connection, "has_parent", None)) is not None:
-        return bool(asked())
+    """Return True unless the process that started this one has ended. connection: in Ray actors, it decides."""
+    if (own_check := getattr(connection, "has_parent", None)) is not None:
+        return bool(own_check())
     parent = multiprocessing.parent_process()
     return parent is None or parent.is_alive()
 
@@ -165,7 +166,7 @@ def end_if_unguarded() -> None:
 
 
 class _Carried:
-    """Stand-in for a callable that pickle rejects, such as a lambda; cloudpickle carries it."""
+    """Stand-in for a callable that pickle rejects, such as a lambda; cloudpickle pickles it."""
 
     def __init__(self, called: Any):
         self._wrapped = CloudpickleWrapper(called)
@@ -185,14 +186,14 @@ def portable(name: str, called: Any) -> Any:
     try:
         stand_in = _Carried(called)
         ForkingPickler.loads(ForkingPickler.dumps(stand_in))  # an old cloudpickle may not load what it wrote
-    except Exception as error:  # user objects again
+    except Exception as error:  # user objects define how they are pickled
         raise InvalidOption(f"{name}: not picklable ({error_text(error)}); pass a module-level function") from error
     return stand_in
 
 
 @contextmanager
 def _started_quietly() -> Iterator[None]:
-    """Start processes in the block with one thread each, and safe from Ctrl-C until they settle."""
+    """Start processes in the block with one thread each, and safe from Ctrl-C until they run their job."""
     with variables_set(_ONE_THREAD), started_safely(), _held_back(_STOP_SIGNALS), _without_false_main():
         yield
 

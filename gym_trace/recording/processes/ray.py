@@ -20,11 +20,11 @@ try:
 except ImportError as missing:
     raise MissingExtra(f"--engine ray needs Ray ({missing}): pip install ray") from missing
 
-_TAKE_SECONDS = 0.5  # an actor waits this long for messages to hand over
-_LISTENING_SECONDS = 10.0  # a parent that lives asks for messages at least this often
-_ORPHANED_SECONDS = 60.0  # without being asked; the parent may be busy
-_LEASE_SECONDS = _ORPHANED_SECONDS + 10.0  # after which a process that its parent cannot reach has ended
-_LAST_SECONDS = 5.0  # wait for each process when the run is over
+_TAKE_SECONDS = 0.5  # an actor waits this long for messages to return
+_LISTENING_SECONDS = 10.0  # a live parent polls at least this often
+_ORPHANED_SECONDS = 60.0  # without a poll; the parent may be busy
+_LEASE_SECONDS = _ORPHANED_SECONDS + 10.0  # then a process that its parent cannot reach has ended
+_CLOSE_SECONDS = 5.0  # wait for each process at the end of the run
 _RELEASE_SECONDS = 300.0  # wait for a lost process, or for a file system to notice that its node is gone
 _THREADS = 4  # per actor: the job, messages to it, messages from it, and one to spare
 
@@ -35,46 +35,46 @@ class _Mailbox:
     def __init__(self) -> None:
         self.inbox: queue.Queue[Any] = queue.Queue()
         self.outbox: queue.Queue[Any] = queue.Queue()
-        self.asked = time.monotonic()  # when the parent began to ask for messages last
+        self.polled = time.monotonic()  # time of the parent's last poll
 
     def send(self, message: Any) -> None:
         self.outbox.put(message)
 
     def recv(self) -> Any:
         """Return the next message. Raises EOFError if the parent is gone."""
-        while self.is_asked():
+        while self.is_polled():
             with contextlib.suppress(queue.Empty):
                 return self.inbox.get(timeout=_TAKE_SECONDS)
         raise EOFError
 
-    def is_asked(self) -> bool:
-        """Return False if the parent may have given this process up."""
-        return time.monotonic() - self.asked < _ORPHANED_SECONDS
+    def is_polled(self) -> bool:
+        """Return False if the parent may have abandoned this process."""
+        return time.monotonic() - self.polled < _ORPHANED_SECONDS
 
     def has_parent(self) -> bool:
-        """Return True as soon as the parent asks again: Ray carries no calls of a parent that took this for dead."""
+        """Return True at the next poll: Ray delivers no calls of a parent that considers this process dead."""
         now = time.monotonic()
         while time.monotonic() - now < _LISTENING_SECONDS:
-            if self.asked > now:
+            if self.polled > now:
                 return True
             time.sleep(0.01)
         return False
 
 
 class _Node(NamedTuple):
-    """First message of an actor: where it is."""
+    """First message of an actor: the node that it runs on."""
 
     id: str
 
 
 class _Actor:
-    """A worker. Its threads are the job, and calls of the parent."""
+    """A worker. One thread runs the job, others the calls of the parent."""
 
     def __init__(self) -> None:
         self._mailbox = _Mailbox()
 
     def run(self, body: Any, args: tuple[Any, ...], directory: str, niceness: int, cpu: int | None) -> None:
-        """Run a job, and report what it raises. directory: to work in, if it is there."""
+        """Run a job, and report what it raises. directory: working directory, if it exists."""
         with contextlib.suppress(OSError):
             os.chdir(directory)
         move_to(niceness, cpu)
@@ -90,7 +90,7 @@ class _Actor:
     def take(self) -> list[Any]:
         """Return the messages since the last call; wait some time for the first."""
         mailbox = self._mailbox
-        mailbox.asked = time.monotonic()
+        mailbox.polled = time.monotonic()
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
             found.append(mailbox.outbox.get(timeout=_TAKE_SECONDS))
@@ -99,19 +99,19 @@ class _Actor:
         return found
 
 
-class _Running(NamedTuple):
-    """A worker of the parent. run, take: results that are awaited. asked: when. node: its id, once it is known."""
+class _RunningWorker(NamedTuple):
+    """A worker. run, take: pending results of these calls. polled: time of the last take(). node: id, once known."""
 
     job: Job
     actor: Any
     run: Any
     take: Any
-    asked: float
+    polled: float
     node: str = ""
 
 
-class _Leaving(NamedTuple):
-    """A lost worker. until: it is waited for. ended: result that is awaited, for jobs that end on their machine."""
+class _LeavingWorker(NamedTuple):
+    """A lost worker whose process may still run. until: end of the wait. ended: pending _await_end(), if remote."""
 
     job: Job
     lost: Lost
@@ -120,7 +120,7 @@ class _Leaving(NamedTuple):
 
 
 def _await_end(is_over: Callable[[], bool]) -> bool:
-    """Task on the node of a lost actor."""
+    """Wait until a job is over; return whether it is. A task on the node of a lost actor."""
     until = time.monotonic() + _RELEASE_SECONDS
     while not (over := is_over()) and time.monotonic() < until:
         time.sleep(0.1)
@@ -144,27 +144,27 @@ class RayActors:
     def __init__(
         self, address: str | None = None, runtime_env: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        self._begun = not ray.is_initialized()
-        if self._begun:
+        self._owns_ray = not ray.is_initialized()
+        if self._owns_ray:
             ray.init(address, runtime_env=dict(runtime_env or {}), log_to_driver=False, logging_level="ERROR")
         options = {"num_cpus": 1, **options}
         self._kind = ray.remote(_Actor).options(**options, max_concurrency=_THREADS, max_restarts=0, max_task_retries=0)
         self._needs = {"CPU": options["num_cpus"], "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
-        self._workers: dict[Key, _Running] = {}
-        self._leaving: dict[Key, _Leaving] = {}
+        self._workers: dict[Key, _RunningWorker] = {}
+        self._leaving: dict[Key, _LeavingWorker] = {}
         self._heard: list[tuple[Key, Any]] = []
 
     def start(self, key: Key, job: Job) -> None:
         actor = self._kind.remote()
         run = actor.run.remote(job.body, job.args, os.getcwd(), job.niceness, job.cpu)
-        self._workers[key] = _Running(job, actor, run, actor.take.remote(), time.monotonic())
+        self._workers[key] = _RunningWorker(job, actor, run, actor.take.remote(), time.monotonic())
 
     def send(self, key: Key, message: Any) -> None:
         if key in self._workers:
             self._workers[key].actor.deliver.remote(message)
 
     def poll(self, seconds: float) -> list[tuple[Key, Any]]:
-        self._ask(0 if self._heard else seconds)
+        self._receive(0 if self._heard else seconds)
         for key, leaving in list(self._leaving.items()):
             if self._has_left(key, leaving):
                 del self._leaving[key]
@@ -172,24 +172,24 @@ class RayActors:
         heard, self._heard = self._heard, []
         return heard
 
-    def _ask(self, seconds: float) -> None:
+    def _receive(self, seconds: float) -> None:
         if takes := [worker.take for worker in self._workers.values()]:
             ray.wait(takes, num_returns=1, timeout=seconds)
         else:
             time.sleep(seconds)
         for key, worker in list(self._workers.items()):
             if ray.wait([worker.take], timeout=0)[0]:
-                self._heard += self._taken(key, worker)
+                self._heard += self._messages_of(key, worker)
 
-    def _taken(self, key: Key, worker: _Running) -> list[tuple[Key, Any]]:
-        """Return the messages of a worker, but for its Lost, which waits for the end of its process."""
+    def _messages_of(self, key: Key, worker: _RunningWorker) -> list[tuple[Key, Any]]:
+        """Return the messages of a worker, except its Lost, which is held until its process has ended."""
         try:
             has_ended = bool(ray.wait([worker.run], timeout=0)[0])
             messages = ray.get(worker.take)
             if messages and isinstance(messages[0], _Node):
                 worker = self._workers[key] = worker._replace(node=messages.pop(0).id)
             if not has_ended:
-                self._workers[key] = worker._replace(take=worker.actor.take.remote(), asked=time.monotonic())
+                self._workers[key] = worker._replace(take=worker.actor.take.remote(), polled=time.monotonic())
             else:
                 ray.get(worker.run)  # raises if the process died
                 messages += ray.get(worker.actor.take.remote())  # the last ones
@@ -205,13 +205,13 @@ class RayActors:
         worker = self._workers.pop(key)
         ray.kill(worker.actor)
         ended = None
-        if worker.job.there and worker.node:
-            ended = _on(worker.node, _await_end).remote(worker.job.is_over)
-        until = worker.asked + _LEASE_SECONDS if worker.job.there else time.monotonic() + _RELEASE_SECONDS
-        self._leaving[key] = _Leaving(worker.job, lost, until, ended)
+        if worker.job.is_remote and worker.node:
+            ended = _task_on(worker.node, _await_end).remote(worker.job.is_over)
+        until = worker.polled + _LEASE_SECONDS if worker.job.is_remote else time.monotonic() + _RELEASE_SECONDS
+        self._leaving[key] = _LeavingWorker(worker.job, lost, until, ended)
 
-    def _has_left(self, key: Key, leaving: _Leaving) -> bool:
-        if not leaving.job.there:
+    def _has_left(self, key: Key, leaving: _LeavingWorker) -> bool:
+        if not leaving.job.is_remote:
             return leaving.job.is_over() or time.monotonic() > leaving.until
         if leaving.ended is None:
             return time.monotonic() > leaving.until
@@ -221,7 +221,7 @@ class RayActors:
             if ray.get(leaving.ended):
                 return True
         except ray.exceptions.RayTaskError as error:  # the writer has ended, but is not published
-            reason = f"{leaving.lost.reason}; what it left is not published: {error_text(error.cause)}"
+            reason = f"{leaving.lost.reason}; its files are not published: {error_text(error.cause)}"
             self._leaving[key] = leaving._replace(lost=leaving.lost._replace(reason=reason), until=0.0, ended=None)
             return False
         except ray.exceptions.RayError:  # the node is lost: its actor may be alive
@@ -232,40 +232,40 @@ class RayActors:
     def kill(self, key: Key, is_last: bool = False) -> None:
         if key in self._workers:
             self._leave(key, Lost("killed"))
-        until = time.monotonic() + (_LAST_SECONDS if is_last else math.inf)
+        until = time.monotonic() + (_CLOSE_SECONDS if is_last else math.inf)
         while key in self._leaving and not self._has_left(key, self._leaving[key]) and time.monotonic() < until:
-            self._ask(0.05)  # or the others take this process for dead
+            self._receive(0.05)  # otherwise the other workers consider this process dead
             time.sleep(0.05)
         self._leaving.pop(key, None)
 
     def everywhere(self, call: Callable[[], None]) -> None:
         for node in ray.nodes():
-            there = node["Resources"]
-            if node["Alive"] and all(there.get(name, 0) >= count for name, count in self._needs.items()):
+            resources = node["Resources"]
+            if node["Alive"] and all(resources.get(name, 0) >= count for name, count in self._needs.items()):
                 try:
-                    ray.get(_on(node["NodeID"], _called).remote(call))
+                    ray.get(_task_on(node["NodeID"], _call).remote(call))
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 except ray.exceptions.RayError:  # the node was lost
                     continue
 
     def close(self) -> None:
-        """Leave the cluster, if this joined or began it."""
-        if self._begun:
+        """Disconnect from the cluster, or stop it, if this object joined or started it."""
+        if self._owns_ray:
             ray.shutdown()
 
 
-def _on(node: str, function: Callable[..., Any]) -> Any:
-    """Return a function as a task that runs once, on this node or not at all."""
+def _task_on(node: str, function: Callable[..., Any]) -> Any:
+    """Return a function as a task that runs at most once, on this node."""
     where = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=where)
 
 
-def _called(call: Callable[[], None]) -> None:
+def _call(call: Callable[[], None]) -> None:
     call()
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error of Ray, which goes on with advice."""
+    """Return the first line of a Ray error; the others are advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"its actor ended: {lines[0] if lines else type(error).__name__}"

@@ -1,4 +1,4 @@
-"""The log of a run beside its trace, and what its processes leave behind."""
+"""The event log of a run, next to its trace; rings that dead workers left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVENTS = "events.jsonl"
 
 
 class Events:
-    """Event log of a run, as JSON lines. It locks the directory: one run at a time, or one of each shard."""
+    """Event log of a run, as JSON lines. It locks the directory for one run at a time, or one of each shard."""
 
     def __init__(self, directory: Path, name: str = EVENTS):
         """Raises InvalidOption if another run uses the directory, or the file cannot be written."""
@@ -62,8 +62,8 @@ class Events:
 def rings_taken_in(directory: Path, event: Callable[..., None]) -> Iterator[None]:
     """At the end of the block, write the rings of dead workers into their batches.
 
-    Rings are unreadable after a reboot or on another machine. After an error, such as a full disk, those that cannot
-    be written stay as they are.
+    Rings are unreadable after a reboot or on another machine. After an error, such as a full disk, rings that
+    cannot be written stay unchanged.
 
     Raises:
         RecordingError: a batch cannot be written

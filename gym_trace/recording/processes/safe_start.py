@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from gym_trace.errors import InvalidOption
 
 _SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
-_OURS = "gym-trace"  # any text enables it
+_OURS = "gym-trace"  # Python checks only whether it is empty
 
 
 @contextmanager
@@ -44,20 +44,20 @@ def started_safely() -> Iterator[None]:
 
 
 def forget_safe_path() -> None:
-    """In a process started safely: let scripts that its environment starts find modules as usual."""
+    """In a process started safely, restore the usual module search for scripts that its environment starts."""
     if os.environ.get(_SAFE_PATH) == _OURS:
         del os.environ[_SAFE_PATH]
 
 
 def _check_current_directory() -> None:
-    """Raise InvalidOption for modules that hide those of the standard library, unless this process uses them, too."""
+    """Raise InvalidOption for modules that hide the standard library's, unless this process searches here, too."""
     here = os.getcwd()
     if here in sys.path or "" in sys.path:
         return
     specs = {name: PathFinder.find_spec(name, [here]) for name in sorted(sys.stdlib_module_names)}
-    hiding = [name for name, spec in specs.items() if spec is not None and spec.origin is not None]
-    if hiding:
+    shadowing = [name for name, spec in specs.items() if spec is not None and spec.origin is not None]
+    if shadowing:
         raise InvalidOption(
-            f"workers: {hiding[0]} in the current directory would replace Python's own module; change to another "
+            f"workers: {shadowing[0]} in the current directory would replace Python's own module; change to another "
             "directory, or use Python 3.11 or newer"
         )

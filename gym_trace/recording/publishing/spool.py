@@ -1,7 +1,7 @@
-"""Recording to a URL: into a local directory, the spool, from which a thread publishes what is sealed.
+"""Recording to a URL: into a local directory, the spool, from which a thread publishes sealed files.
 
-Object stores cannot append. So recorders write as ever, with the same promise at a crash, and only whole files are
-published, under names that hold a random number. A spool survives its processes: the next recorder to the same URL
+Object stores cannot append. So recorders write to the local disk as usual, with the same promise at a crash; only whole
+files are published, under names with a random number. A spool survives its processes: the next recorder to the same URL
 publishes it, or 'gym-trace push --resume'. One process at a time publishes a spool.
 """
 
@@ -42,23 +42,23 @@ DESTINATION = "destination.json"  # in a spool: its URL
 _LOCK = ".publishing"
 _SUPERSEDED = ".superseded"
 _BATCH_BEGUN = ".gtb" + PART
-_EVERY = 0.5  # seconds between two looks at a spool
-_LONGEST_WAIT = 30.0  # seconds between two tries, where the store does not answer
-_FULL_PATIENCE = 600.0  # seconds that a recorder waits for room
-_PATIENCE = 60.0  # seconds to wait at the end for another process that publishes
+_CHECK_SECONDS = 0.5  # between checks of a spool
+_MAX_RETRY_SECONDS = 30.0  # between attempts while the store does not respond
+_FULL_SECONDS = 600.0  # a recorder waits this long for space
+_OTHER_PROCESS_SECONDS = 60.0  # wait at the end while another process publishes
 _NAME = re.compile(r"[^A-Za-z0-9_-]+")
 _log = logging.getLogger("gym_trace")
 
 
 def spool_root() -> Path:
     """Return the directory of all spools: $GYM_TRACE_SPOOL, or one in the user's state directory."""
-    if given := os.environ.get(SPOOL_VARIABLE):
-        return Path(given).absolute()
+    if root := os.environ.get(SPOOL_VARIABLE):
+        return Path(root).absolute()
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gym-trace" / "spool"
 
 
 def spool_of(url: str | os.PathLike[str]) -> Path:
-    """Return the spool of a URL, which is made unless it exists. Raises InvalidOption, OSError."""
+    """Return the spool of a URL; create it if needed. Raises InvalidOption, OSError."""
     url = url_of(url)
     if has_credentials(url):
         raise InvalidOption(
@@ -79,7 +79,7 @@ def _name_of(url: str) -> str:
 
 
 def _own_root() -> Path:
-    """Return the directory of all spools, which is made unless it exists. Raises InvalidOption, OSError."""
+    """Return the directory of all spools; create it if needed. Raises InvalidOption, OSError."""
     root = spool_root()
     os.makedirs(root, mode=0o700, exist_ok=True)
     if why := shared_with_others(root):
@@ -90,13 +90,13 @@ def _own_root() -> Path:
 
 
 def _refuse_others(spool: Path, url: str | None) -> None:
-    """Raise InvalidOption unless this directory is the spool of a URL: what is published from a spool is deleted."""
+    """Raise InvalidOption unless this directory is the spool of a URL: published files are deleted from it."""
     if url is None or spool.name != _name_of(url) or spool.is_symlink() or shared_with_others(spool):
         raise InvalidOption(f"{spool}: not a spool of this user; move it away")
 
 
-def place_of(directory: str | os.PathLike[str]) -> Path:
-    """Return where recorders write: into the directory, or the spool of a URL. Raises InvalidOption, OSError."""
+def local_directory_of(directory: str | os.PathLike[str]) -> Path:
+    """Return where recorders write: the directory, or the spool of a URL. Raises InvalidOption, OSError."""
     local = local_path(directory)
     return spool_of(directory) if local is None else Path(local).absolute()
 
@@ -120,11 +120,11 @@ def spools() -> list[Path]:
 
 
 class PublishedSpool(NamedTuple):
-    """A spool that publish_spools() has met.
+    """A spool found by publish_spools().
 
     Attributes:
-        spool: its directory. url: where it is published to.
-        report: what was copied; None in a dry run, after an error, and if another process publishes the spool.
+        spool: its directory. url: where it is published.
+        report: copied files; None in a dry run, after an error, and if another process publishes the spool.
         error: why it could not be published; None if it could.
     """
 
@@ -135,7 +135,7 @@ class PublishedSpool(NamedTuple):
 
 
 def publish_spools(workers: int = 2, dry_run: bool = False) -> Iterator[PublishedSpool]:
-    """Publish what recorders to URLs left on this machine when they were killed, one spool after another.
+    """Publish files that killed recorders to URLs left on this machine, one spool after another.
 
     Args:
         workers: files copied at the same time.
@@ -153,18 +153,18 @@ def publish_spools(workers: int = 2, dry_run: bool = False) -> Iterator[Publishe
 
 
 def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
-    """Raise TraceExists if there is a trace at a URL already and on_exist is "error"; RemoteError, InvalidOption."""
+    """Raise TraceExists if a URL already has a trace and on_exist is "error". Raises RemoteError, InvalidOption."""
     place = redacted(url_of(url))
     if on_exist == "replace":
         raise InvalidOption(f'{place}: on_exist="replace" is not supported for URLs; pass another URL')
     if on_exist == "error":
-        there = persistently(store_at(url_of(url)).entries, place)
-        if any(kind_of(name) is not None for name in there):
+        names = persistently(store_at(url_of(url)).entries, place)
+        if any(kind_of(name) is not None for name in names):
             raise TraceExists(f'{place}: already holds a trace; pass on_exist="append" to add to it, or another URL')
 
 
 def publish(spool: Path, workers: int = 2, writer: str | None = None) -> TransferReport | None:
-    """Publish what is sealed in a spool, and remove what is not needed any more; None: another process is at it.
+    """Publish the sealed files of a spool, and remove those no longer needed; None: another process publishes it.
 
     writer: publish only its files; None: all.
 
@@ -174,9 +174,9 @@ def publish(spool: Path, workers: int = 2, writer: str | None = None) -> Transfe
 
 
 def publish_ended(url: str, writer: str) -> bool:
-    """Publish what a process of this machine has left in the spool; False: it has not ended, or try again.
+    """Publish the files that a process of this machine left in the spool; False: it still writes, or try again.
 
-    Raises as publish().
+    Raises the errors of publish().
     """
     spool = spool_of(url)
     return LocalStorage(spool).holder(writer + SUFFIX) is None and publish(spool, writer=writer) is not None
@@ -197,75 +197,75 @@ def set_aside(spool: Path, writer: str) -> None:
 
 
 def _prune(spool: Path, published: dict[str, int]) -> None:
-    """Remove published files. A writer that lives, or whose ring is there, keeps the batches that its ring goes on."""
+    """Remove published files. A writer that is alive or has a ring keeps the batches that its ring continues."""
     storage = LocalStorage(spool)
     for files in find_writers(storage):
-        mine = {name: size for name, size in sizes_of(storage).items() if writer_of(name) == files.writer}
-        if not files.is_alive() and mine.items() <= published.items():
-            for name in sorted(mine, key=lambda name: name == files.manifest):  # it last
+        own = {name: size for name, size in sizes_of(storage).items() if writer_of(name) == files.writer}
+        if not files.is_alive() and own.items() <= published.items():
+            for name in sorted(own, key=lambda name: name == files.manifest):  # the manifest last
                 storage.remove(name)
         elif files.is_alive() or files.has_ring:
-            for name in _behind(files):
-                if name in mine and published.get(name) == mine[name]:
+            for name in _outdated_batches(files):
+                if name in own and published.get(name) == own[name]:
                     storage.remove(name)
 
 
-def _behind(files: WriterFiles) -> list[str]:
-    """Return the batches before the last one that tells how much of the ring is in batches."""
+def _outdated_batches(files: WriterFiles) -> list[str]:
+    """Return the batches before the last one that stores which slabs of the ring are in batches."""
     names = list(files.batches.values())
-    for place in range(len(names) - 1, 0, -1):
-        if not names[place].endswith(PART):
+    for index in range(len(names) - 1, 0, -1):
+        if not names[index].endswith(PART):
             with contextlib.suppress(TraceError, OSError):
-                if BatchReader(files.storage, names[place]).slabs.complete:
-                    return names[:place]
+                if BatchReader(files.storage, names[index]).slabs.complete:
+                    return names[:index]
     return []
 
 
 class SpooledTrace(ReadStorage):
-    """A spool together with what was published from it and removed."""
+    """A spool together with the files that were published and removed from it."""
 
     def __init__(self, spool: Path, url: str):
-        self._here, self._there = LocalStorage(spool), RemoteStorage(url, MemoryBlocks())
-        self.root = self._there.root
+        self._local, self._remote = LocalStorage(spool), RemoteStorage(url, MemoryBlocks())
+        self.root = self._remote.root
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpooledTrace) and self._here == other._here
+        return isinstance(other, SpooledTrace) and self._local == other._local
 
     def __hash__(self) -> int:
-        return hash(self._here)
+        return hash(self._local)
 
     def names(self) -> list[str]:
-        here = set(self._here.names())  # first, because files go from here to there
+        names = set(self._local.names())  # first, because files move from the spool to the URL
         with contextlib.suppress(TraceNotFound):
-            here.update(self._there.names())
-        return list(here)
+            names.update(self._remote.names())
+        return list(names)
 
     def size(self, name: str) -> int:
         try:
-            return self._here.size(name)
+            return self._local.size(name)
         except FileNotFoundError:
             return self._published(name).size(name)
 
     def open(self, name: str, holes: int = 0) -> Reader:
         try:
-            return self._here.open(name, holes)
+            return self._local.open(name, holes)
         except FileNotFoundError:
             return self._published(name).open(name)
 
     def holder(self, name: str) -> Holder | None:
-        return self._here.holder(name)
+        return self._local.holder(name)
 
     def _published(self, name: str) -> RemoteStorage:
         try:
-            self._there.stored(name)
-        except (FileNotFoundError, TraceNotFound):  # perhaps it was listed as one that is here
+            self._remote.stored(name)
+        except (FileNotFoundError, TraceNotFound):  # published since the last listing of the URL
             with contextlib.suppress(TraceNotFound):
-                self._there.names()
-        return self._there
+                self._remote.names()
+        return self._remote
 
 
 def recorded(place: str | os.PathLike[str]) -> ReadStorage:
-    """Return what was recorded into a directory, or to a URL; of a spool also what was published from it."""
+    """Return the storage of a recording in a directory or at a URL; for a spool, also with files published from it."""
     if is_url(place):
         return RemoteStorage(url_of(place), MemoryBlocks())
     url = destination_of(Path(place))
@@ -273,7 +273,7 @@ def recorded(place: str | os.PathLike[str]) -> ReadStorage:
 
 
 class SpoolStorage(LocalStorage):
-    """The spool of a URL: a new batch waits for room, and the end of a recording for the store."""
+    """The spool of a URL: create() of a batch waits for space, and settle() until everything is published."""
 
     def __init__(self, directory: str | os.PathLike[str], url: str):
         super().__init__(directory)
@@ -282,7 +282,7 @@ class SpoolStorage(LocalStorage):
     def create(self, name: str, lock: bool = False) -> LocalAppender:
         publisher = _publisher_of(self.root, self._url)
         if name.endswith(_BATCH_BEGUN):
-            publisher.wait_for_room()
+            publisher.wait_for_space()
         file = super().create(name, lock)
         publisher.start()
         return file
@@ -298,9 +298,9 @@ _may_publish: Callable[[], bool] | None = None
 
 
 def leave_to_parent(own: str | None = None, may_publish: Callable[[], bool] | None = None) -> None:
-    """Publish nothing at the end of recordings of this process: the one that started it will, see published().
+    """Leave publishing at the end of recordings to the process that started this one; see published().
 
-    own: the only writer to publish until then; None: all of the spool. may_publish: asked before each time.
+    own: the only writer that this process publishes until then; None: all. may_publish: called before each attempt.
     """
     global _is_left_to_parent, _own, _may_publish
     _is_left_to_parent, _own, _may_publish = True, own, may_publish
@@ -308,7 +308,7 @@ def leave_to_parent(own: str | None = None, may_publish: Callable[[], bool] | No
 
 @contextlib.contextmanager
 def published(spool: Path, url: str) -> Iterator[None]:
-    """At the end of the block, publish what processes that were started in it left in the spool of a URL."""
+    """At the end of the block, publish files that processes started in it left in the spool of a URL."""
     try:
         yield
     finally:
@@ -316,15 +316,15 @@ def published(spool: Path, url: str) -> Iterator[None]:
 
 
 class _Publisher:
-    """Publishes the spool of a URL, also in a thread for as long as there is anything in it."""
+    """Publishes the spool of a URL, in a thread until the spool is empty, or when asked."""
 
     def __init__(self, spool: Path, url: str):
         self._spool, self._url = spool, url
         self._limit = bytes_in(LIMIT_VARIABLE, SPOOL_BYTES)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._done: dict[str, int] | None = None  # files that are published; None: not tried yet
-        self._known: dict[str, StoredObject] = {}  # batches at the URL that are those of the spool
+        self._done: dict[str, int] | None = None  # published files; None: not tried yet
+        self._known: dict[str, StoredObject] = {}  # batches at the URL that equal those of the spool
 
     def publish(self, workers: int = 2, writer: str | None = None) -> TransferReport | None:
         """See publish()."""
@@ -347,24 +347,24 @@ class _Publisher:
                 self._thread.start()
 
     def _serve(self) -> None:
-        wait = _EVERY
+        wait = _CHECK_SECONDS
         while True:
             time.sleep(wait)
             try:
-                there = self._sealed(_own)
-                if there != self._done:
+                sealed = self._sealed(_own)
+                if sealed != self._done:
                     if (_may_publish is None or _may_publish()) and self.publish(writer=_own) is not None:
-                        self._done = dict(there.items() & self._sealed(_own).items())
-                elif not there and self._has_ended():
+                        self._done = dict(sealed.items() & self._sealed(_own).items())
+                elif not sealed and self._has_ended():
                     return
-                wait = _EVERY
+                wait = _CHECK_SECONDS
             except (TraceError, OSError) as error:
-                if wait == _EVERY:
-                    _log.warning("%s; recording goes on in %s", error, self._spool)
-                wait = min(_LONGEST_WAIT, 2 * wait)
+                if wait == _CHECK_SECONDS:
+                    _log.warning("%s; recording continues in %s", error, self._spool)
+                wait = min(_MAX_RETRY_SECONDS, 2 * wait)
 
     def _has_ended(self) -> bool:
-        """Return True, and end the thread, if nothing is left in the spool; start() begins another one."""
+        """Return True, and end the thread, if the spool is empty; start() starts another one."""
         with self._starting:
             if any(_own in (None, files.writer) for files in find_writers(LocalStorage(self._spool))):
                 return False
@@ -373,37 +373,37 @@ class _Publisher:
 
     def _sealed(self, writer: str | None = None) -> dict[str, int]:
         """Return the files that can be published, with their sizes. writer: only its files; None: all."""
-        there = sizes_of(LocalStorage(self._spool))
-        there = {name: size for name, size in there.items() if writer in (None, writer_of(name))}
-        return {name: size for name, size in there.items() if kind_of(name) != "ring" and not name.endswith(PART)}
+        sizes = sizes_of(LocalStorage(self._spool))
+        sizes = {name: size for name, size in sizes.items() if writer in (None, writer_of(name))}
+        return {name: size for name, size in sizes.items() if kind_of(name) != "ring" and not name.endswith(PART)}
 
-    def wait_for_room(self) -> None:
-        """Return once a batch fits. Raises OSError after a while, as for a full disk: the steps stay in the ring."""
-        if self._waiting() < self._limit:
+    def wait_for_space(self) -> None:
+        """Wait until a batch fits. Raises OSError after a while, as for a full disk: the steps stay in the ring."""
+        if self._unpublished_bytes() < self._limit:
             return
         _log.warning("%s: full; recording waits until %s can be reached", self._spool, redacted(self._url))
-        until = time.monotonic() + _FULL_PATIENCE
+        until = time.monotonic() + _FULL_SECONDS
         self.start()
-        while self._waiting() >= self._limit:
+        while self._unpublished_bytes() >= self._limit:
             if time.monotonic() > until:
-                raise OSError(errno.ENOSPC, f"{self._spool} is full, and {redacted(self._url)} does not answer")
+                raise OSError(errno.ENOSPC, f"{self._spool} is full, and {redacted(self._url)} does not respond")
             time.sleep(0.05)
 
-    def _waiting(self) -> int:
+    def _unpublished_bytes(self) -> int:
         """Return the bytes that are not published."""
         done = self._done or {}
         return sum(size for name, size in self._sealed().items() if done.get(name) != size)
 
     def finish(self) -> None:
-        """Publish everything that is closed. Warns about what stays in the spool; raises RecordingError at a clash."""
-        until = time.monotonic() + _PATIENCE
+        """Publish everything that is closed. Warns about files that stay. Raises RecordingError for a conflict."""
+        until = time.monotonic() + _OTHER_PROCESS_SECONDS
         try:
             while self.publish() is None:
                 if time.monotonic() > until:
                     raise RemoteError(f"{redacted(self._url)}: another thread or process is still publishing")
                 time.sleep(0.05)
             if any(not files.is_alive() for files in find_writers(LocalStorage(self._spool))):
-                raise RemoteError(f"{redacted(self._url)}: lists other files than were put there")
+                raise RemoteError(f"{redacted(self._url)}: lists other files than were uploaded")
         except TraceExists as error:
             raise RecordingError(f"{error}; the recording is in {self._spool}") from None
         except (RemoteError, OSError) as error:

@@ -1,7 +1,7 @@
 """push, pull and sync: the files of a trace between a directory and a URL.
 
-Batches and videos never change, so a file that is there already is left alone: a transfer that broke off goes on. A
-manifest only grows: the longer one is the newer one. Manifests come last, and name no batch that is not there.
+Batches and videos never change, so existing files are skipped, and an interrupted transfer resumes. A manifest only
+grows: the longer one is newer. Manifests are copied last, so that they list no batch that is missing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from gym_trace.format.kernels import crc32
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing.whole_files import (
     OnBytes,
+    blocks,
     check_crc,
     commit_to_hub,
     download,
     is_hub,
-    pieces,
     upload,
 )
 from gym_trace.storage.local import LocalStorage, refuse_url
@@ -50,7 +50,7 @@ from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
 
 WORKERS = 4
-_AT_ONCE = 8 << 20  # bytes
+_READ_BYTES = 8 << 20
 _DATA, _TEXT = ("batch", "video", "ring"), ("manifest", "facts")  # kinds of files, in the order of copying
 Progress = Callable[[int, int], None]
 
@@ -60,11 +60,11 @@ class TransferReport:
     """Result of push(), pull() or sync(): the files copied, or to copy in a dry run.
 
     Attributes:
-        directory, url: the two places; the URL without credentials.
+        directory, url: both ends; the URL without credentials.
         pushed, pulled: names of the copied files.
         bytes: their bytes.
-        same: number of files that were the same in both places.
-        remarks: what was left out, replaced or restored, and why; and files that were compared by size and ends only.
+        same: number of files that were equal at both ends.
+        remarks: files that were skipped, replaced or restored, with reasons; files compared by size and ends only.
     """
 
     directory: str
@@ -77,7 +77,7 @@ class TransferReport:
 
 
 class _Copy(NamedTuple):
-    """A file to copy. new: the other place has no file of this name."""
+    """A file to copy. new: the destination has no file of this name."""
 
     name: str
     size: int
@@ -85,14 +85,15 @@ class _Copy(NamedTuple):
 
 
 class Transfer:
-    """Files to copy between two places.
+    """Files to copy between a directory and a URL.
 
     Attributes:
-        report: what is copied.
+        report: the files.
 
-    writer: copy only its files; None: the whole trace. known: batches at the URL that were compared with the local
-    files, in the versions that were; confirmed() adds to it. None: where the store has no checksums, compare sizes and
-    ends instead of what the files hold. card: makes the card of a dataset on the Hugging Face Hub that has none.
+    writer: copy only its files; None: the whole trace.
+    known: versions of batches at the URL that equal the local files; confirmed() adds to it. None: if the store has no
+        checksums, compare sizes and ends instead of contents.
+    card: makes the card of a dataset on the Hugging Face Hub that has none.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Transfer:
         self._storage = LocalStorage(self._directory)
         self._store = store_at(self._url)
         found = persistently(self._store.entries, self.report.url)
-        self._there = {name: stored for name, stored in found.items() if self._is_wanted(name)}
+        self._remote = {name: stored for name, stored in found.items() if self._is_wanted(name)}
         self._push: list[_Copy] = []
         self._pull: list[_Copy] = []
         self._compare()
@@ -126,12 +127,12 @@ class Transfer:
 
     def _compare(self) -> None:
         self._outgoing_files = outgoing = self._outgoing() if "push" in self._ways else {}
-        here = self._here()
-        if not (outgoing or self._there):
+        local = self._local_files()
+        if not (outgoing or self._remote):
             raise TraceNotFound(f"{self.report.url}: no trace there")
-        alike = []
-        for name in {**outgoing, **self._there}:
-            stored, size = self._there.get(name), here.get(name)
+        same_size = []
+        for name in {**outgoing, **self._remote}:
+            stored, size = self._remote.get(name), local.get(name)
             if stored is None:
                 self._add("push", _Copy(name, outgoing[name], True))
             elif size is None:
@@ -141,12 +142,12 @@ class Transfer:
             elif kind_of(name) in _TEXT:
                 self._compare_text(name, stored)
             elif stored.size == size:
-                alike.append(name)
-            elif name.endswith(PART):  # its writer went on since
+                same_size.append(name)
+            elif name.endswith(PART):  # its writer has continued
                 self._add("push" if size > stored.size else "pull", _Copy(name, max(size, stored.size), False))
             else:
-                raise self._conflict(name)
-        self._compare_contents(alike)
+                raise self._conflict_error(name)
+        self._compare_contents(same_size)
         self.report.pushed, self.report.pulled = (_sorted_names(copies) for copies in (self._push, self._pull))
         self.report.bytes = sum(copy.size for copy in (*self._push, *self._pull))
 
@@ -154,7 +155,7 @@ class Transfer:
         if way in self._ways:
             (self._push if way == "push" else self._pull).append(copy)
 
-    def _here(self) -> dict[str, int]:
+    def _local_files(self) -> dict[str, int]:
         found = sizes_of(self._storage) if self._directory.exists() else {}
         return {name: size for name, size in found.items() if self._is_wanted(name)}
 
@@ -177,9 +178,9 @@ class Transfer:
         alive = {files.writer for files in writers if files.is_alive()}
         for writer in sorted(alive):
             self.report.remarks.append(f"{writer}: still recording; only its sealed batches are copied")
-        # Before the batches are listed: a manifest lists none that is not copied.
+        # Before listing the batches, so that a manifest lists none that is not copied.
         manifests = {files.manifest: self._storage.size(files.manifest) for files in writers if files.manifest}
-        found = {name: manifests.get(name, size) for name, size in self._here().items()}
+        found = {name: manifests.get(name, size) for name, size in self._local_files().items()}
         return {
             name: size
             for name, size in found.items()
@@ -187,91 +188,91 @@ class Transfer:
         }
 
     def _compare_text(self, name: str, stored: StoredObject) -> None:
-        at, is_beginning = 0, True  # one begins with the other one
+        offset, is_prefix = 0, True  # True if one file begins with the other
         with self._storage.open(name) as file:
             size = file.size
-            for piece in self._pieces(name, stored):
-                mine = file.read(at, len(piece))
-                at += len(piece)
-                is_beginning = piece.startswith(mine)
-                if at >= size or not is_beginning:
+            for block in self._blocks(name, stored):
+                local = file.read(offset, len(block))
+                offset += len(block)
+                is_prefix = block.startswith(local)
+                if offset >= size or not is_prefix:
                     break
         is_facts = kind_of(name) == "facts"
-        if is_beginning and size == stored.size:
+        if is_prefix and size == stored.size:
             self.report.same += 1
         elif is_facts and len(self._ways) > 1:
             self.report.remarks.append(f"{name}: differs; push or pull decides which one to keep")
-        elif is_facts or is_beginning:
+        elif is_facts or is_prefix:
             if is_facts or size > stored.size:
                 self._add("push", _Copy(name, size, False))
             if is_facts or stored.size > size:
                 self._add("pull", _Copy(name, stored.size, False))
         else:
-            raise self._conflict(name)
+            raise self._conflict_error(name)
 
     def _compare_contents(self, names: list[str]) -> None:
         """Compare files of the same size that are not known to be the same."""
-        tagged = [name for name in names if is_tagged(self._there[name]) and md5_of(self._there[name]) is None]
-        by_ends = tagged if self._known is None else []  # a tag of the store's own making says nothing
-        others = self._with_other_ends(by_ends)
-        if same := len(by_ends) - len(others):
+        tagged = [name for name in names if is_tagged(self._remote[name]) and md5_of(self._remote[name]) is None]
+        by_ends = tagged if self._known is None else []  # the store made up these tags
+        differing = self._with_other_ends(by_ends)
+        if same := len(by_ends) - len(differing):
             self.report.same += same
             self.report.remarks.append(
                 f"{same} files: compared by size, first and last bytes, as {self.report.url} lists no checksums; "
                 f"'gym-trace check {self.report.url}' reads them"
             )
-        wanted = [name for name in names if name not in by_ends or name in others]
+        wanted = [name for name in names if name not in by_ends or name in differing]
         with ThreadPoolExecutor(WORKERS, "gym-trace-compare") as pool:
             try:
                 crcs: Iterable[int | None] = pool.map(self._crc_unless_same, wanted)
-            except RuntimeError:  # the interpreter is about to end, and begins no threads
+            except RuntimeError:  # the interpreter is exiting, and starts no threads
                 crcs = map(self._crc_unless_same, wanted)
             for name, crc in zip(wanted, crcs):
                 if crc is None:
                     self.report.same += 1
                 else:
-                    self._settle(name, crc)
+                    self._replace_damaged(name, crc)
 
     def _with_other_ends(self, names: list[str]) -> list[str]:
-        """Return those whose first or last bytes differ: of batches these have the id of the file."""
+        """Return the files whose first or last bytes differ; those of a batch contain its id."""
         wanted = []
         for name in names:
-            stored = self._there[name]
+            stored = self._remote[name]
             ends = {0, max(0, stored.size - wire.HEADER_SIZE)}
             wanted += [Wanted(name, stored, at, min(wire.HEADER_SIZE, stored.size - at)) for at in sorted(ends)]
         differing = []
-        for one, data in zip(wanted, fetched(lambda: self._store, wanted, self.report.url)):
-            with self._storage.open(one.name) as file:
-                if file.read(one.offset, one.length) != data:
-                    differing.append(one.name)
+        for request, data in zip(wanted, fetched(lambda: self._store, wanted, self.report.url)):
+            with self._storage.open(request.name) as file:
+                if file.read(request.offset, request.length) != data:
+                    differing.append(request.name)
         return differing
 
-    def _settle(self, name: str, there: int) -> None:
-        """Replace a file that its own manifest contradicts by the other one, which is what that manifest lists.
+    def _replace_damaged(self, name: str, remote_crc: int) -> None:
+        """Replace the damaged one of two files: the other one has the checksum in the manifest of the damaged one.
 
-        there: checksum of the object. Raises TraceExists if neither is contradicted, CorruptTrace if the local file may
-        not be replaced.
+        remote_crc: checksum of the object. Raises TraceExists if neither is damaged, CorruptTrace if only the local
+        file is, and this is not a pull.
         """
         remote, path = RemoteStorage(self._url, MemoryBlocks()), self._storage.path(name)
         with self._storage.open(name) as file:
-            size, here = size_and_crc(file)
-        if here == _listed_crcs(remote, [name]).get(name):
-            what = f"{remote.path(name)}: damaged; "
+            size, local_crc = size_and_crc(file)
+        if local_crc == _listed_crcs(remote, [name]).get(name):
+            damaged = f"{remote.path(name)}: damaged; "
             if "push" in self._ways:
                 self._add("push", _Copy(name, size, False))
-                self.report.remarks.append(what + "the intact file here replaces it")
+                self.report.remarks.append(damaged + "the intact file here replaces it")
             else:
-                self.report.remarks.append(what + "the file here is intact, and 'gym-trace push' puts it there")
-        elif there == (listed := _listed_crcs(self._storage, [name]).get(name)):
+                self.report.remarks.append(damaged + "the file here is intact, and 'gym-trace push' puts it there")
+        elif remote_crc == (listed := _listed_crcs(self._storage, [name]).get(name)):
             if "pull" not in self._ways:
-                check_crc(here, listed, path)
+                check_crc(local_crc, listed, path)
             self._add("pull", _Copy(name, size, False))
             self.report.remarks.append(f"{path}: damaged; the intact file at the URL replaces it")
         else:
-            raise self._conflict(name)
+            raise self._conflict_error(name)
 
     def _is_known(self, name: str, stored: StoredObject) -> bool:
-        """Return True if the local file is known to begin with an object, without reading that."""
+        """Return True if the local file begins with an object, as far as is known without reading the object."""
         if self._known is not None and self._known.get(name) == stored:
             return True
         md5 = md5_of(stored)
@@ -279,32 +280,32 @@ class Transfer:
             return False
         digest = hashlib.md5(usedforsecurity=False)
         with self._storage.open(name) as file:
-            for at in range(0, stored.size, _AT_ONCE):
-                digest.update(file.read(at, min(_AT_ONCE, stored.size - at)))
+            for offset in range(0, stored.size, _READ_BYTES):
+                digest.update(file.read(offset, min(_READ_BYTES, stored.size - offset)))
         return digest.hexdigest() == md5
 
     def _crc_unless_same(self, name: str, stored: StoredObject | None = None) -> int | None:
         """Read an object; return None if the local file begins with it, otherwise its checksum."""
-        at, crc, is_same = 0, 0, True
+        offset, crc, is_same = 0, 0, True
         with self._storage.open(name) as file:
-            for piece in self._pieces(name, stored or self._there[name]):
-                is_same = is_same and file.read(at, len(piece)) == piece
-                at, crc = at + len(piece), crc32(piece, crc)
+            for block in self._blocks(name, stored or self._remote[name]):
+                is_same = is_same and file.read(offset, len(block)) == block
+                offset, crc = offset + len(block), crc32(block, crc)
         return None if is_same else crc
 
-    def _pieces(self, name: str, stored: StoredObject) -> Iterator[bytes]:
+    def _blocks(self, name: str, stored: StoredObject) -> Iterator[bytes]:
         try:
-            yield from pieces(self._store, self.report.url, name, stored)
+            yield from blocks(self._store, self.report.url, name, stored)
         except (FileNotFoundError, Overwritten):
-            raise self._changed(name) from None
+            raise self._changed_error(name) from None
 
-    def _changed(self, name: str) -> RemoteError:
+    def _changed_error(self, name: str) -> RemoteError:
         return RemoteError(f"{self.report.url}/{name}: changed while it was read; try again")
 
-    def _conflict(self, name: str) -> TraceError:
+    def _conflict_error(self, name: str) -> TraceError:
         return TraceExists(
-            f"{self.report.url}/{name}: differs from the file of this name in {self.report.directory}; nothing copied, "
-            "pass another place"
+            f"{self.report.url}/{name}: differs from the file of this name in {self.report.directory}; nothing copied; "
+            "pass another URL or directory"
         )
 
     # -- copying ------------------------------------------------------------------------------------------------------
@@ -333,23 +334,23 @@ class Transfer:
         crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)
         for kinds in (_DATA, _TEXT):
             calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
-            calls += [partial(self._download, one, crcs[1], add) for one in self._pull if kind_of(one.name) in kinds]
-            _call_all(calls, workers)
+            calls += [partial(self._download, copy, crcs[1], add) for copy in self._pull if kind_of(copy.name) in kinds]
+            _run_all(calls, workers)
         return self.report
 
     def confirmed(self) -> dict[str, int]:
-        """Return the local files whose copies a push has left at the URL, with their sizes. Asks the store again."""
-        now, found, pushed = persistently(self._store.entries, self.report.url), {}, set(self.report.pushed)
+        """Return the local files that the URL has after a push, with their sizes. Lists the URL again."""
+        listed, confirmed, pushed = persistently(self._store.entries, self.report.url), {}, set(self.report.pushed)
         for name, size in self._outgoing_files.items():
-            stored = now.get(name)
+            stored = listed.get(name)
             if stored is None or stored.size != size:
                 continue
-            is_compared = stored == self._there.get(name) if name not in pushed else md5_of(stored) is None
+            is_compared = stored == self._remote.get(name) if name not in pushed else md5_of(stored) is None
             if is_compared or self._is_known(name, stored) or self._crc_unless_same(name, stored) is None:
-                found[name] = size
+                confirmed[name] = size
                 if self._known is not None and kind_of(name) not in _TEXT and not name.endswith(PART):
                     self._known[name] = stored
-        return found
+        return confirmed
 
     def _upload(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         content: Path | bytes = self._directory / copy.name
@@ -365,12 +366,12 @@ class Transfer:
         target, crc = self._directory / copy.name, crcs.get(copy.name)
         restore = partial(self._restore, copy.name, crc)
         try:
-            download(self._store, self.report.url, copy.name, self._there[copy.name], target, crc, restore, add)
+            download(self._store, self.report.url, copy.name, self._remote[copy.name], target, crc, restore, add)
         except (FileNotFoundError, Overwritten):
-            raise self._changed(copy.name) from None
+            raise self._changed_error(copy.name) from None
 
     def _restore(self, name: str, crc: int | None, staged: Path) -> bool:
-        """Restore a fetched batch by its parity; return False where that does not make it what the manifest lists."""
+        """Restore a fetched batch by its parity; return False if its checksum is then not the one in the manifest."""
         healed = HealReport()
         with suppress(CorruptTrace, UnsupportedTrace):
             heal_batch(LocalStorage(staged.parent), staged.name, crc, healed)
@@ -381,12 +382,12 @@ class Transfer:
 
 
 def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
-    order = {kind: place for place, kind in enumerate((*_DATA, *_TEXT))}
+    order = {kind: position for position, kind in enumerate((*_DATA, *_TEXT))}
     return [copy.name for copy in sorted(copies, key=lambda copy: (order[str(kind_of(copy.name))], copy.name))]
 
 
 def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dict[str, int]:
-    """Return the checksums of files that the manifests of their writers list."""
+    """Return the checksums that the manifests of a trace list, by file."""
     if storage is None or not copies:
         return {}
     found: dict[str, int] = {}
@@ -397,12 +398,12 @@ def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dic
     return found
 
 
-def _call_all(calls: Sequence[Callable[[], None]], workers: int) -> None:
-    """Make calls at the same time; after an error none is begun any more."""
+def _run_all(calls: Sequence[Callable[[], None]], workers: int) -> None:
+    """Make calls in parallel; start no more after an error."""
     with ThreadPoolExecutor(workers, "gym-trace-copy") as pool:
         try:
             futures = [pool.submit(call) for call in calls]
-        except RuntimeError:  # the interpreter is about to end, and begins no threads
+        except RuntimeError:  # the interpreter is exiting, and starts no threads
             for call in calls:
                 call()
             return

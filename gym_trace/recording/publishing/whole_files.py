@@ -1,4 +1,4 @@
-"""Whole files of a trace to and from an object store, each there whole or not at all; or in commits of a dataset."""
+"""Copy whole files of a trace to and from an object store, each atomically, or in commits to a dataset."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, fetched, persistently
 from gym_trace.storage.staging import replaced_file
 
-_PIECE = 8 << 20  # bytes of a request
-_AT_ONCE = 4  # pieces of a file
+_BLOCK_BYTES = 8 << 20  # per request
+_BLOCKS_AT_ONCE = 4  # of a file
 OnBytes = Callable[[int], None]
 
 
 def upload(store: ObjectStore, shown: str, name: str, content: Path | bytes, new: bool) -> None:
-    """Publish a file, or bytes. A conflict with an object of the same content is a success whose answer was lost.
+    """Publish a file, or bytes. A conflict with an object of the same content is a success whose response was lost.
 
     Args:
         shown: URL for messages.
-        new: create it only; False: overwrite it.
+        new: create the object, and fail if it exists; False: overwrite it.
 
     Raises TraceExists if an object of this name has other content, RemoteError, OSError.
     """
@@ -48,35 +48,35 @@ def download(
     restore: Callable[[Path], bool],
     on_bytes: OnBytes,
 ) -> None:
-    """Fetch an object into a file, which gets its name once it is whole and checked, and replaces one of this name.
+    """Fetch an object into a file, which replaces the target once it is complete and checked.
 
-    restore: makes a file with another checksum what it should be; False if it cannot.
+    restore: repairs a file with another checksum; returns False if it cannot.
 
     Raises CorruptTrace for another checksum than crc, RemoteError, Overwritten, FileNotFoundError, OSError.
     """
     with replaced_file(target) as staged:
         found = 0
         with open(staged, "xb") as file:
-            for piece in pieces(store, shown, name, stored):
-                file.write(piece)
-                found = crc32(piece, found)
-                on_bytes(len(piece))
+            for block in blocks(store, shown, name, stored):
+                file.write(block)
+                found = crc32(block, found)
+                on_bytes(len(block))
         if crc not in (None, found) and not restore(staged):
             check_crc(found, crc, f"{shown}/{name}")
     LocalStorage(target.parent).sync()
 
 
 def check_crc(found: int, listed: int | None, where: str) -> None:
-    """Raise CorruptTrace if the manifest lists another checksum."""
+    """Raise CorruptTrace if the checksum is not the listed one."""
     if listed is not None and found != listed:
         raise CorruptTrace(f"checksum {found:#x}, but {listed:#x} in the manifest", where)
 
 
-def pieces(store: ObjectStore, shown: str, name: str, stored: StoredObject) -> Iterator[bytes]:
+def blocks(store: ObjectStore, shown: str, name: str, stored: StoredObject) -> Iterator[bytes]:
     """Yield an object from front to back. Raises RemoteError, Overwritten, FileNotFoundError."""
-    for begin in range(0, stored.size, _AT_ONCE * _PIECE):
-        ends = range(begin, min(begin + _AT_ONCE * _PIECE, stored.size), _PIECE)
-        wanted = [Wanted(name, stored, at, min(_PIECE, stored.size - at)) for at in ends]
+    for begin in range(0, stored.size, _BLOCKS_AT_ONCE * _BLOCK_BYTES):
+        ends = range(begin, min(begin + _BLOCKS_AT_ONCE * _BLOCK_BYTES, stored.size), _BLOCK_BYTES)
+        wanted = [Wanted(name, stored, at, min(_BLOCK_BYTES, stored.size - at)) for at in ends]
         yield from fetched(lambda: store, wanted, f"{shown}/{name}")
 
 
@@ -87,11 +87,11 @@ def _is_same(store: ObjectStore, shown: str, name: str, content: Path | bytes) -
     if stored is None or stored.size != size:
         return False
     with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as file:
-        return all(file.read(len(piece)) == piece for piece in pieces(store, shown, name, stored))
+        return all(file.read(len(block)) == block for block in blocks(store, shown, name, stored))
 
 
-_PLACE = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<below>/.*)?")
-_FILES = 50  # of a commit
+_HUB_URL = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<below>/.*)?")
+_FILES_PER_COMMIT = 50
 _CARD = "README.md"
 
 
@@ -102,28 +102,30 @@ def is_hub(url: str) -> bool:
 def commit_to_hub(
     url: str, directory: Path, names: Sequence[str], on_bytes: Callable[[int], None], card: Callable[[Path], str] | None
 ) -> None:
-    """Add files to a dataset, which is made, private, unless it exists. card: makes the card of one that has none.
+    """Add files to a dataset; create it as private if needed. card: makes the card of a dataset that has none.
 
     Raises InvalidOption, MissingExtra, RemoteError.
     """
-    place = _PLACE.fullmatch(url)
-    if place is None:
+    match = _HUB_URL.fullmatch(url)
+    if match is None:
         raise InvalidOption(f"{url}: not a dataset; write hf://datasets/USER/NAME")
     try:
         from huggingface_hub import CommitOperationAdd, HfApi
     except ImportError:
         raise MissingExtra("hf:// needs huggingface_hub; install it with: pip install huggingface_hub") from None
     api: Any = HfApi()
-    dataset: dict[str, Any] = {"repo_id": place["name"], "repo_type": "dataset"}
-    at = {"revision": place["revision"], **dataset}
-    below = (place["below"] or "").strip("/")
+    dataset: dict[str, Any] = {"repo_id": match["name"], "repo_type": "dataset"}
+    target = {"revision": match["revision"], **dataset}
+    folder = (match["below"] or "").strip("/")
     persistently(partial(api.create_repo, **dataset, private=True, exist_ok=True), url)
-    has_card = persistently(partial(api.file_exists, filename=_CARD, **at), url)
-    for begin in range(0, len(names), _FILES):
-        some = names[begin : begin + _FILES]
-        added: list[Any] = [CommitOperationAdd(f"{below}/{name}".lstrip("/"), str(directory / name)) for name in some]
-        if card is not None and not has_card and begin + _FILES >= len(names):
+    has_card = persistently(partial(api.file_exists, filename=_CARD, **target), url)
+    for begin in range(0, len(names), _FILES_PER_COMMIT):
+        committed = names[begin : begin + _FILES_PER_COMMIT]
+        added: list[Any] = [
+            CommitOperationAdd(f"{folder}/{name}".lstrip("/"), str(directory / name)) for name in committed
+        ]
+        if card is not None and not has_card and begin + _FILES_PER_COMMIT >= len(names):
             added.append(CommitOperationAdd(_CARD, card(directory).encode()))
-        message = f"{len(some)} files of a gym-trace recording"
-        persistently(partial(api.create_commit, operations=added, commit_message=message, **at), url)
-        on_bytes(sum((directory / name).stat().st_size for name in some))
+        message = f"{len(committed)} files of a gym-trace recording"
+        persistently(partial(api.create_commit, operations=added, commit_message=message, **target), url)
+        on_bytes(sum((directory / name).stat().st_size for name in committed))

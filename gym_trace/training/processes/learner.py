@@ -18,7 +18,7 @@ from gym_trace.training.processes.shared import Message, PolicyTask, RolloutBuff
 from gym_trace.training.proof.chain import START, UPDATE
 from gym_trace.training.proof.state import kernels, made_with
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
-from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Run, Update, anew, steps_now
+from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Run, Update, restart_advice, steps_now
 from gym_trace.training.settings import ANY
 from gym_trace.training.versions import BEST, learn_again, load_newest
 
@@ -75,7 +75,7 @@ class LearnerProcess:
             for _ in learn_again(run, learner, updates[learner.version :]):
                 pass
         except CorruptTrace as error:
-            raise CorruptTrace(f"{error}; or {anew(run)}") from error
+            raise CorruptTrace(f"{error}; or {restart_advice(run)}") from error
         self._steps, self._seconds = updates[-1].steps, float(updates[-1].results.get("seconds", 0.0))
         self._restore_best(updates)
         if learner.version == 0 and self._task.begins:

@@ -108,7 +108,7 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_pat
     events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
     reasons = [event["reason"] for event in events if event["event"] == "restart"]
     assert len(reasons) == result.restarts > 0
-    for reason in ("no sign of life", "is out of luck", "its process ended"):
+    for reason in ("no heartbeat", "is out of luck", "its process ended"):
         assert any(reason in given for given in reasons), reasons
 
 

@@ -75,7 +75,7 @@ def test_silence_kills_watched_workers_only() -> None:
     members[1].state = members[2].state = "running"
     members[2].is_watched = False
     time.sleep(0.001)
-    assert list(fleet.poll(0)) == [(1, Lost("no sign of life for 0 s (stall_timeout)"))]
+    assert list(fleet.poll(0)) == [(1, Lost("no heartbeat for 0 s (stall_timeout)"))]
     assert backend.killed == [1]
     assert [member.is_alive for member in members.values()] == [True, False, True]
 

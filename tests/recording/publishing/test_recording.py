@@ -134,7 +134,7 @@ def test_a_store_that_is_away_slows_nothing_and_is_reported(
     with caplog.at_level(logging.WARNING, "gym_trace"):
         play_and_flush(env, 6)
         until = time.monotonic() + 60
-        while "recording goes on in" not in caplog.text:
+        while "recording continues in" not in caplog.text:
             assert time.monotonic() < until
             time.sleep(0.02)
     assert "hush" not in caplog.text
@@ -155,7 +155,7 @@ def test_a_full_spool_stops_recording_like_a_full_disk(
     monkeypatch.setenv(spool.LIMIT_VARIABLE, "4000")
     env = TraceRecordingWrapper(CountingEnv(), url, on_error="warn")
     FaultyFileSystem.reset(*[ConnectionResetError()] * 100_000)
-    with pytest.warns(RuntimeWarning, match="recording has stopped: .*is full, and faulty://.* does not answer"):
+    with pytest.warns(RuntimeWarning, match="recording has stopped: .*is full, and faulty://.* does not respond"):
         play_and_flush(env, 20)
     FaultyFileSystem.reset()
     env.close()
@@ -304,7 +304,7 @@ def test_a_batch_that_did_not_arrive_stays_in_the_spool_with_a_warning(
 
     with monkeypatch.context() as patched:
         patched.setattr(FaultyFileSystem, "pipe_file", forgets)
-        warned = pytest.warns(RuntimeWarning, match="lists other files than were put there; unpublished files stay in")
+        warned = pytest.warns(RuntimeWarning, match="lists other files than were uploaded; unpublished files stay in")
         with warned, TraceRecordingWrapper(CountingEnv(), url, uid="w") as env:
             play(env, 3)
     assert {name for name in left(tmp_path) if name[0] == "w"} == {"w.000000.gtb", "w.manifest.jsonl"}
