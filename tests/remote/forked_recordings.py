@@ -21,7 +21,7 @@ LENGTH = 5
 
 def record(url: str, uid: str, acknowledged: str) -> None:
     batch_files.BATCH_FRAGMENTS = 20
-    spool._EVERY = 0.02
+    spool._CHECK_SECONDS = 0.02
     fd = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     env = TraceRecordingWrapper(CountingEnv(length=LENGTH), url, on_exist="append", uid=uid, flush_seconds=0.02)
     for episode in range(10**9):

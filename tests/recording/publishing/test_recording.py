@@ -57,7 +57,7 @@ for episode in range(10**9):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(objects, "_FIRST_WAIT", 0.001)
-    monkeypatch.setattr(spool, "_EVERY", 0.02)
+    monkeypatch.setattr(spool, "_CHECK_SECONDS", 0.02)
     monkeypatch.setenv(spool.SPOOL_VARIABLE, str(tmp_path / "spool"))
     FaultyFileSystem.reset()
     yield
@@ -151,7 +151,7 @@ def test_a_full_spool_stops_recording_like_a_full_disk(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace.format.batch_files.BATCH_FRAGMENTS", 2)
-    monkeypatch.setattr(spool, "_FULL_PATIENCE", 0.3)
+    monkeypatch.setattr(spool, "_FULL_SECONDS", 0.3)
     monkeypatch.setenv(spool.LIMIT_VARIABLE, "4000")
     env = TraceRecordingWrapper(CountingEnv(), url, on_error="warn")
     FaultyFileSystem.reset(*[ConnectionResetError()] * 100_000)
