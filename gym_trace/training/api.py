@@ -21,7 +21,7 @@ from gym_trace.recording.processes.local import end_if_unguarded, portable
 from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Trained, drive
-from gym_trace.training.network.forms import demand_in_reach
+from gym_trace.training.network.forms import check_bounds
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.network.model import check_device, source_of
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
@@ -30,7 +30,7 @@ from gym_trace.training.processes.shared import PolicyTask
 from gym_trace.training.proof.state import made_with
 from gym_trace.training.run import new_runs, runs_in, settings_now, steps_now
 from gym_trace.training.settings import CONSTANT, settings_from
-from gym_trace.training.step_account import end
+from gym_trace.training.step_account import log_end
 from gym_trace.training.versions import version_of
 
 _BEGIN = "begin.safetensors"
@@ -143,7 +143,7 @@ def train(
     spaces = env.observation_space, env.action_space
     env.close()
     if not resume:
-        demand_in_reach(original_action_space, min(own.initial_std for own in chosen))
+        check_bounds(original_action_space, min(own.initial_std for own in chosen))
     updates = chosen[0].updates_of(limit)
     for own in chosen:
         check_device(own.device)
@@ -203,10 +203,10 @@ def train(
             with suppress(TraceError, OSError):  # the disk may be full, or the trace damaged
                 events("failed", reason=reason)
                 for run in runs:
-                    end(run, f"failed: {reason}")
+                    log_end(run, f"failed: {reason}")
             raise
         for run, driver in zip(runs, drivers):
-            end(run, driver.progress.stopped, driver.until_return)
+            log_end(run, driver.progress.stopped, driver.until_return)
             if learn and driver.progress.stopped in ("done", "return"):
                 run.set_done(True)
         names = ("version", "steps", "stopped", "seconds", "shares")

@@ -1,4 +1,4 @@
-"""Proof of a run: every version learned again, every step computed again by the version that acted. Needs PyTorch."""
+"""Prove a run: relearn every version, and recompute every step with the version that acted. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gym_trace.training.proof.trace_checks import LIMIT, added_to, check_bytes, 
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Log, Run, Update, runs_in, steps_now
 from gym_trace.training.settings import ANY
-from gym_trace.training.step_account import STAGGER, UNTAKEN, UnlearnedSteps, rollouts_of, seeded, unlearned_steps
-from gym_trace.training.versions import BEST, checkpoint_files, fresh, learn_again
+from gym_trace.training.step_account import STAGGER, UNUSED, UnlearnedSteps, count_seeded, rollouts_of, unlearned_steps
+from gym_trace.training.versions import BEST, checkpoint_files, initial_learner, relearn
 
 _TOLERANCE = 1e-4  # absolute and relative, for logprob and value computed by other kernels or batches
-_NOT_COMPUTED = {"seconds", MEAN}  # results that an update does not compute
+_NOT_COMPUTED = {"seconds", MEAN}  # results in the log that an update does not compute
 
 
 def verify_run(
@@ -47,19 +47,19 @@ def verify_run(
 ) -> Proof:
     """Prove that the weights of a run follow from its trace, and the trace from the weights.
 
-    Learns all versions again and compares them, their losses and the checkpoints; computes logprob and value of each
-    recorded step again by the version that acted; accounts for every step of the trace; plays the episodes in their
+    Relearns all versions, and compares them, their losses and the checkpoints; recomputes logprob and value of each
+    recorded step with the version that acted; accounts for every step of the trace; replays the episodes in their
     environment. Verifies the policies of a population in turn.
 
     Args:
-        on_progress: called after each version and episode; a truthy result ends it.
-        trust: allow imports and calls that only the run names.
-        replays: whether to play the episodes again. make_env: makes their environment; None: the recorded one.
+        on_progress: called after each version and episode; a truthy result ends the proof.
+        trust: allow imports and calls of names that only the run contains.
+        replays: whether to replay the episodes. make_env: makes their environment; None: the recorded one.
         anchor: file with the head of the log, or "git-note"; see write_anchor().
 
     Raises:
-        TraceNotFound, CorruptTrace: no run, or damaged.
-        InvalidOption: it names a model, and is not trusted.
+        TraceNotFound, CorruptTrace: the run is missing or damaged.
+        InvalidOption: the run names a model, and is not trusted.
     """
     proof = Proof()
     report = progress_reporter(proof, on_progress)
@@ -75,7 +75,7 @@ def verify_run(
 
 
 class _RunProof:
-    """Adds the proof of a run to that of the runs before."""
+    """Proves one run, and adds the results to a Proof."""
 
     def __init__(self, run: Run, proof: Proof, report: ReportProgress, trust: bool):
         self._run, self._proof, self._report = run, proof, report
@@ -86,7 +86,7 @@ class _RunProof:
         self.trace = open_trace(run.trace)
         if not len(self.trace):
             raise CorruptTrace("has no episodes", run.trace)
-        self._learner = fresh(run, trust, device=None)
+        self._learner = initial_learner(run, trust, device=None)
         self._recorded = RecordedRollouts(self.trace, self._learner.shape)
 
     def make(self, anchor: str | None) -> None:
@@ -117,34 +117,34 @@ class _RunProof:
 
     def _check_environment(self) -> None:
         """Compare the environment in run.json with the recorded one."""
-        named, spec = self._about.get("environment"), self.trace.env_spec
-        if named is None:  # the run was started from Python
+        described, spec = self._about.get("environment"), self.trace.env_spec
+        if described is None:  # the run was started from Python
             return
-        named = named if isinstance(named, dict) else {}
+        described = described if isinstance(described, dict) else {}
         where = f"{self._run.path / 'run.json'}: the environment"
         recipe = recorded_recipe(spec)
         recorded_id = spec.get("id") if recipe is None else recipe.id
-        if named.get("id") and str(named["id"]).rpartition(":")[2] != recorded_id:
-            raise ReplayDiverged(f"{where} is {named['id']}, and the trace was recorded in {recorded_id}")
-        kwargs, wrappers = named.get("kwargs") or {}, named.get("wrappers") or []
+        if described.get("id") and str(described["id"]).rpartition(":")[2] != recorded_id:
+            raise ReplayDiverged(f"{where} is {described['id']}, and the trace was recorded in {recorded_id}")
+        kwargs, wrappers = described.get("kwargs") or {}, described.get("wrappers") or []
         if not isinstance(kwargs, dict) or not isinstance(wrappers, list):
             raise CorruptTrace(f"{where} is malformed")
-        if recipe is None or not named.get("id") or named.get("make") or spec.get("lanes"):
+        if recipe is None or not described.get("id") or described.get("make") or spec.get("lanes"):
             self._proof.unproved.append(f"{where}, its arguments and wrappers: the trace has no single id for it")
             return
         for name, value in kwargs.items():
             if recipe.kwargs.get(name) != ["value", value]:
                 raise ReplayDiverged(f"{where} has {name}={value!r}, and the trace {recipe.kwargs.get(name)}")
-        steps = named.get("max_episode_steps")
+        steps = described.get("max_episode_steps")
         if steps is None:
             steps = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
-        limits = [(of or {}).get("max_episode_steps") for name, of in recipe.wrappers if kind_of(name) == LIMIT]
-        more, wrapped = added_to(recipe)
-        around = [kind for name, _ in wrapped if (kind := kind_of(name)) != LIMIT]
+        limits = [(args or {}).get("max_episode_steps") for name, args in recipe.wrappers if kind_of(name) == LIMIT]
+        kwargs_added, wrapped = added_to(recipe)
+        wrappers_added = [kind for name, _ in wrapped if (kind := kind_of(name)) != LIMIT]
         for what, then, now in (
-            ("arguments", {}, {name: stored[-1] for name, stored in more.items() if name not in kwargs}),
+            ("arguments", {}, {name: stored[-1] for name, stored in kwargs_added.items() if name not in kwargs}),
             ("limit", [] if steps in (None, -1) else [["value", steps]], limits),
-            ("wrappers", [kind_of(str(name)) for name in wrappers], around),
+            ("wrappers", [kind_of(str(name)) for name in wrappers], wrappers_added),
         ):
             if then != now:
                 self._proof.unproved.append(f"{where}: its {what}, {then} there and {now} in the trace")
@@ -153,12 +153,14 @@ class _RunProof:
     def _check_begin(self) -> None:
         """Compare seeds, reward shaping and the first weights of other runs with run.json."""
         run, proof, about, trace = self._run, self._proof, self._about, self.trace
-        found = seeded(self._log, trace, self._settings, about["seed"])
+        found = count_seeded(self._log, trace, self._settings, about["seed"])
         why = f"they are not those of the run's seed, {about['seed']}"
         tally(proof, found, len(trace), "episodes and their actions", f"have seeds of the run's, {about['seed']}", why)
-        taken = [update.changed["settings"] for update in self._updates if "settings" in update.changed]
-        given = [self._about["settings"], *(one for one in taken if isinstance(one, dict))]
-        shaping = [{"reward_shaping": of} if (of := one.get("reward_shaping")) else None for one in given]
+        takeovers = [update.changed["settings"] for update in self._updates if "settings" in update.changed]
+        all_settings = [self._about["settings"], *(own for own in takeovers if isinstance(own, dict))]
+        shaping = [
+            {"reward_shaping": weights} if (weights := own.get("reward_shaping")) else None for own in all_settings
+        ]
         for number in range(len(trace)):
             if (options := trace[number].options) not in shaping:
                 raise ReplayDiverged(f"{run.trace}: the options of the reset of episode {number} are {options!r:.200}, "
@@ -172,13 +174,13 @@ class _RunProof:
     # -- versions -----------------------------------------------------------------------------------------------------
 
     def _check_versions(self, saved: dict[Path, int], left: list[UnlearnedSteps], exact: bool) -> float | None:
-        """Return the largest mean return of 100 episodes, None without any."""
+        """Relearn and compare all versions; return the largest mean return of 100 episodes, None without one."""
         run, proof, log, learner = self._run, self._proof, self._log, self._learner
         settings = self._settings
         acting = _ActedStepsCheck(log, self._recorded, learner, left, exact and settings.inference == "actor")
         best = _BestVersionCheck(self._recorded, log.chained)
         steps = 0
-        for update, losses in learn_again(run, learner, self._updates):
+        for update, losses in relearn(run, learner, self._updates):
             steps += settings.batch_steps if update.rollouts else 0
             self._compare(update, losses, steps)
             best.add(update)
@@ -190,16 +192,16 @@ class _RunProof:
             self._report()
         acting.finish()
         learnt = sum(bool(update.rollouts) for update in self._updates)
-        taken = [update for update in self._updates if update.changed]
-        over = f", {len(taken):,} taken over" if taken else ""
-        kept = f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')}"
-        proof.proved.append(f"{kept}: {learnt:,} learned again{over}, bit for bit; losses and steps, too")
+        takeovers = [update for update in self._updates if update.changed]
+        takeover_text = f", {len(takeovers):,} taken over" if takeovers else ""
+        checked = f"{count(len(self._updates), 'version')} and {count(len(saved), 'checkpoint')}"
+        proof.proved.append(f"{checked}: {learnt:,} learned again{takeover_text}, bit for bit; losses and steps, too")
         total = int(self.trace.episodes["steps"].sum(dtype=np.int64))
         acting.add_to(proof, total)
         best.check(saved.get(run.checkpoints / BEST), proof, log)
-        begun = [update.changed["checkpoint"] for update in taken if "checkpoint" in update.changed]
+        begun = [update.changed["checkpoint"] for update in takeovers if "checkpoint" in update.changed]
         proof.unproved += [f"how the weights of {name} were learned: another run" for name in dict.fromkeys(begun)]
-        for update in taken:
+        for update in takeovers:
             if "settings" in update.changed and update.changed != self._about.get("begins"):
                 proof.unproved.append(f"why version {update.version} has other settings")
         return best.mean
@@ -221,7 +223,7 @@ class _RunProof:
     # -- account and end ----------------------------------------------------------------------------------------------
 
     def _account(self) -> list[UnlearnedSteps]:
-        """Check that each step of the trace was learned from once, or is left over; return what is left over."""
+        """Check that each step of the trace was learned from at most once; return the steps that were not."""
         log, settings = self._log, self._settings
         found = unlearned_steps(log, self.trace, settings)
         last = len(self._updates) - 1
@@ -246,11 +248,11 @@ class _RunProof:
         return found
 
     def _check_dropped(self) -> None:
-        """Check the reasons of rollouts that were not learned from, and that none comes from a later version."""
+        """Check the reasons why rollouts were discarded, and the age of the others."""
         settings, log = self._settings, self._log
         begun = [update.version for update in self._updates if update.changed]
         for origin, reason, version in log.dropped:
-            least = max((one for one in begun if one <= version), default=0)
+            least = max((taken_over for taken_over in begun if taken_over <= version), default=0)
             too_old = settings.lag == ANY and origin.version < version - settings.max_lag
             is_other = reason == OF_ANOTHER and origin.version < least
             if not is_other and not (reason == TOO_OLD.format(settings.max_lag) and too_old):
@@ -272,7 +274,7 @@ class _RunProof:
         self._proof.proved.append(f"lag {settings.lag}: no step was more than {count(max(ages), 'version')} old")
 
     def _check_end(self, best: float | None) -> None:
-        """best: the largest mean return of the last 100 episodes."""
+        """Check why and when the run ended. best: largest mean return of 100 episodes."""
         run, log, proof = self._run, self._log, self._proof
         limit, steps, last = steps_now(run), self._updates[-1].steps, len(self._updates) - 1
         if limit is not None and steps - self._settings.batch_steps >= limit:
@@ -311,10 +313,10 @@ class _RunProof:
 
 
 class _ActedStepsCheck:
-    """Computes logprob and value of recorded steps again, by the version that the log and the trace say has acted.
+    """Recomputes logprob and value of recorded steps, with the version that acted according to log and trace.
 
-    left: steps that were not learned from, which have the versions of the trace.
-    exact: compare bit for bit, and actions with those drawn from the generator of the worker.
+    left: steps that were not learned from; the trace has their versions.
+    exact: compare bit for bit, and compare actions with samples from the worker's generator.
     """
 
     def __init__(self, log: Log, recorded: RecordedRollouts, learner: Learner, left: list[UnlearnedSteps], exact: bool):
@@ -323,31 +325,31 @@ class _ActedStepsCheck:
         shape = learner.shape
         self._model = ActorCritic(shape.leaves, shape.actions, self._settings).to(self._device)
         self._generators = {writer: torch.Generator().manual_seed(seed) for writer, seed in log.seeds.items() if exact}
-        self._states: dict[tuple[str, int], Array] = {}  # recurrent, before these steps of a writer
+        self._states: dict[tuple[str, int], Array] = {}  # recurrent state before a step, by writer and step
         self._waiting: dict[int, list[tuple[Origin, RecordedRollouts, range]]] = {}  # steps in which each version acted
         self._steps = self._drawn = 0
         length = self._settings.rollout
-        pieces = [(origin, length) for origin, _ in rollouts_of(log)]
+        runs = [(origin, length) for origin, _ in rollouts_of(log)]
         for part in left:
-            for begin in range(part.begin, part.end, length) if part.reason == UNTAKEN else ():
+            for begin in range(part.begin, part.end, length) if part.reason == UNUSED else ():
                 steps = min(length, part.end - begin)
                 versions = recorded.of_length(steps).annotated(Origin(part.writer, begin, 0), "version")
-                pieces.append((Origin(part.writer, begin, int(versions[0, 0])), steps))
-        for origin, steps in sorted(pieces):
+                runs.append((Origin(part.writer, begin, int(versions[0, 0])), steps))
+        for origin, steps in sorted(runs):
             rollouts = recorded.of_length(steps)
-            for version, piece in self._runs(origin, rollouts):
-                self._waiting.setdefault(version, []).append((origin, rollouts, piece))
+            for version, run_steps in self._runs(origin, rollouts):
+                self._waiting.setdefault(version, []).append((origin, rollouts, run_steps))
 
     def _runs(self, origin: Origin, recorded: RecordedRollouts) -> Iterator[tuple[int, range]]:
-        """Yield the versions that the trace says acted in a rollout, one after the other, with their steps."""
+        """Yield each version that acted in a rollout according to the trace, with its steps."""
         versions = recorded.annotated(origin, "version").astype(np.int64)
         first = versions[:, 0]
         wrong = (versions != first[:, None]).any() or (self._settings.inference == "actor" and len(set(first)) > 1)
         if first[0] != origin.version or wrong:
-            said = ", ".join(map(str, sorted(set(versions.ravel().tolist()))))
+            recorded_versions = ", ".join(map(str, sorted(set(versions.ravel().tolist()))))
             raise ReplayDiverged(
                 f"steps {origin.first_step} to {origin.first_step + len(versions)} of writer {origin.writer}: the log "
-                f"says that version {origin.version} acted, and the trace says {said}"
+                f"says that version {origin.version} acted, and the trace says {recorded_versions}"
             )
         bounds = [0, *(np.flatnonzero(np.diff(first)) + 1).tolist(), len(first)]
         for begin, end in pairwise(bounds):
@@ -358,15 +360,15 @@ class _ActedStepsCheck:
         if version in self._waiting:
             set_weights(self._model, learner.weights())
         with _one_thread(), torch.inference_mode():
-            for piece in self._waiting.pop(version, []):
-                self._check(*piece)
+            for run in self._waiting.pop(version, []):
+                self._check(*run)
 
     def _check(self, origin: Origin, recorded: RecordedRollouts, steps: range) -> None:
         rollout = recorded.read(origin)
         values = recorded.annotated(origin, "value").astype(np.float32)
         model, device, generator = self._model, self._device, self._generators.get(origin.writer)
-        place = origin.writer, origin.first_step + steps.start
-        state = self._states.pop(place, rollout.state)
+        key = origin.writer, origin.first_step + steps.start
+        state = self._states.pop(key, rollout.state)
         if not steps.start and state.tobytes() != rollout.state.tobytes() and self._exact:
             raise ReplayDiverged(f"{self._named(origin, 0)}: state differs when computed again")
         for step in steps:
@@ -396,12 +398,12 @@ class _ActedStepsCheck:
         return f"step {origin.first_step + step} of writer {origin.writer}"
 
     def finish(self) -> None:
-        """Raises ReplayDiverged if a version acted that the log does not have."""
+        """Raise ReplayDiverged if a version acted that is not in the log."""
         for version, rollouts in self._waiting.items():
             raise ReplayDiverged(f"{self._named(rollouts[0][0], 0)}: version {version} acted, which the log lacks")
 
     def add_to(self, proof: Proof, total: int) -> None:
-        """total: number of recorded steps."""
+        """Add the results to the proof. total: number of recorded steps."""
         how = "bit for bit" if self._exact else f"within {_TOLERANCE:g}"
         tally(
             proof,
@@ -416,16 +418,16 @@ class _ActedStepsCheck:
 
 
 class _BestVersionCheck:
-    """Recomputes the mean returns of the last 100 episodes, and which version is the best."""
+    """Recomputes the mean returns of the last 100 episodes, and the best version."""
 
     def __init__(self, recorded: RecordedRollouts, chained: bool):
         self._recorded, self._mean, self._chained = recorded, MeanReturn(), chained
         self._best: tuple[float, int] | None = None
-        self._second: tuple[float, int] | None = None  # the best before that
+        self._second: tuple[float, int] | None = None  # the best one before
         self._last = 0
 
     def add(self, update: Update) -> None:
-        """Raises ReplayDiverged if the log has another mean."""
+        """Add an update. Raises ReplayDiverged if the log has another mean."""
         self._last = update.version
         if "checkpoint" in update.changed:
             self._mean = MeanReturn()
@@ -452,7 +454,7 @@ class _BestVersionCheck:
             if any(start.get("save_best", True) for start in log.starts):
                 proof.unproved.append(f"{BEST}: is missing; version {version} has the largest mean return, {mean:.6g}")
             return
-        # A run that was killed may not have written the last one.
+        # A killed run may not have saved its last best version.
         is_late = log.end is None and version == self._last and self._second is not None and saved == self._second[1]
         if saved != version and not is_late:
             raise ReplayDiverged(

@@ -35,9 +35,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("learning_rate", "clip", "value_clip", "max_grad_norm", "reward_clip"), (0, math.inf)),
     **dict.fromkeys(("target_kl", "adaptive_kl", "initial_std", "adam_eps"), (0, math.inf)),
 }
-_EXCEPT = {"adam_beta1": 1, "adam_beta2": 1, "initial_std": 0, "adam_eps": 0}  # ends that do not belong to the range
-_MOST_SLOTS = 1 << 16  # a message between processes has 16 bits for the slot
-_MOST_LAYERS, _WIDEST = 16, 1 << 12
+_EXCLUDED = {"adam_beta1": 1, "adam_beta2": 1, "initial_std": 0, "adam_eps": 0}  # ends that the range excludes
+_MAX_SLOTS = 1 << 16  # a message between processes has 16 bits for the slot
+_MAX_LAYERS, _MAX_WIDTH = 16, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,31 @@ class Settings:
     """All settings that affect learning, except environment and seed. docs/reference/training.md has a table.
 
     Attributes:
-        workers: processes that collect. splits: vector environments of each. num_envs: lanes of a split.
-        rollout: steps of each lane in a rollout.
-        batch: steps of an update, a multiple of the steps of a rollout; None: one rollout of every split.
+        workers: processes that collect. splits: vector environments per worker. num_envs: lanes of a split.
+        rollout: steps per lane in a rollout.
+        batch: steps of an update, a multiple of the steps of a rollout; None: one rollout per split.
         lag: 0: collect with the newest weights, and wait for them; 1: collect during the previous update, so that
-            experience is one version old (deterministic, as 0); "any": as many as there are slots for.
+            experience is one version old (deterministic, like 0); "any": up to max_lag versions old.
         max_lag: with "any", rollouts of weights more than this many versions old are dropped, and counted.
         stagger: whether the lanes of a split begin their first episodes at different times.
-        learning_rate … adam_eps: of Adam. learning_rate_schedule: how the rate falls to 0 over the steps of the run:
-            "linear", "cosine"; "constant": not. exploration_schedule: the same of the exploration coefficient.
-        gamma, lam: of the returns. off_policy: "vtrace" corrects for lag, with rho and c as its clips; or "none".
-        clip: ratios are clipped to [1 / (1 + clip), 1 + clip]. value_clip: of values, in units of the return's
-            standard deviation; None: not.
+        learning_rate … adam_eps: of Adam. learning_rate_schedule: how the rate falls to 0 over the steps of the run,
+            "linear" or "cosine", or "constant". exploration_schedule: the same for exploration_coefficient.
+        gamma, lam: discount and trace decay. off_policy: "vtrace" corrects for lag, clipped at rho and c; or "none".
+        clip: ratios are clipped to [1 / (1 + clip), 1 + clip]. value_clip: limit on changes of a value, in standard
+            deviations of the return; None: no limit.
         exploration: "entropy", or "symmetric_kl" to the uniform distribution (of discrete actions).
-        exploration_coefficient, value_coefficient: of the losses.
+        exploration_coefficient, value_coefficient: weights of these losses.
         target_kl: ends the epochs of an update at this divergence; None: never. adaptive_kl: divergence to which the
             learning rate is adapted; None: the rate stays.
         reward_scale, reward_clip: for learning only; the trace has the original rewards.
-        reward_shaping: numbers by name that each reset gets as options["reward_shaping"], for environments that weigh
-            the parts of their reward with them; a population changes them.
-        hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
-        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes your own network,
-            head and loss, see docs/reference/training.md; None: a network by the space.
-        initial_std, adaptive_std: of continuous actions; adaptive: the network gives it for each observation.
+        reward_shaping: weights by name, passed to each reset as options["reward_shaping"], for environments that weigh
+            parts of their reward; a population changes them.
+        hidden: sizes of the layers. share: whether actor and critic share them; None: if there are images or rnn.
+        rnn: None, "gru" or "lstm", with rnn_size units. model: "module:function" that makes your own network,
+            head and loss, see docs/reference/training.md; None: a network that fits the spaces.
+        initial_std, adaptive_std: of continuous actions; adaptive: the network computes it from the observation.
         inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
-        device: of learner and server. learner_threads: of PyTorch; the weights depend on it.
+        device: of learner and server. learner_threads: PyTorch threads; the weights depend on their number.
     """
 
     workers: int = 2
@@ -130,34 +130,34 @@ class Settings:
                 raise InvalidOption(f"{name}={value!r}: pass one of {', '.join(map(str, choices))}")
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and (not least <= value <= most or value == _EXCEPT.get(name)):
-                words = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
-                but = f", but not {_EXCEPT[name]}" if name in _EXCEPT else ""
-                raise InvalidOption(f"{name}={value!r}: pass {words}{but}")
-        if len(self.hidden) > _MOST_LAYERS or not all(0 < width <= _WIDEST for width in self.hidden):
-            raise InvalidOption(f"hidden={self.hidden!r}: pass at most {_MOST_LAYERS} sizes, of 1 to {_WIDEST}")
+            if value is not None and (not least <= value <= most or value == _EXCLUDED.get(name)):
+                bounds = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+                exclusion = f", but not {_EXCLUDED[name]}" if name in _EXCLUDED else ""
+                raise InvalidOption(f"{name}={value!r}: pass {bounds}{exclusion}")
+        if len(self.hidden) > _MAX_LAYERS or not all(0 < width <= _MAX_WIDTH for width in self.hidden):
+            raise InvalidOption(f"hidden={self.hidden!r}: pass at most {_MAX_LAYERS} sizes, of 1 to {_MAX_WIDTH}")
         shaping = {f"reward_shaping: {name}": value for name, value in (self.reward_shaping or {}).items()}
         for name, value in {**asdict(self), **shaping}.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidOption(f"{name}={value!r}: pass a finite number")
         if self.batch is not None and self.batch % self.rollout_steps:
             raise InvalidOption(f"batch={self.batch}: pass a multiple of num_envs x rollout = {self.rollout_steps}")
-        each = self.workers * self.splits * self.rollout_steps
-        if self.lag != ANY and self.batch_steps % each:
+        steps = self.workers * self.splits * self.rollout_steps
+        if self.lag != ANY and self.batch_steps % steps:
             raise InvalidOption(
-                f"batch={self.batch}: with lag={self.lag} pass a multiple of the {each} steps that all splits collect, "
-                "or lag='any'"
+                f"batch={self.batch}: with lag={self.lag} pass a multiple of the {steps} steps that all splits "
+                "collect, or lag='any'"
             )
         if self.adaptive_kl is not None and self.learning_rate_schedule != CONSTANT:
             falls = self.learning_rate_schedule
             raise InvalidOption(
                 f"learning_rate_schedule={falls!r}: adaptive_kl sets the learning rate; omit one of them"
             )
-        pieces = self.batch_steps // self.rollout if self.rnn else self.batch_steps
-        if self.minibatches > pieces:
-            raise InvalidOption(f"minibatches={self.minibatches}: an update has only {pieces} parts to distribute")
-        if self.workers * self.splits * self.slots_per_split > _MOST_SLOTS:
-            raise InvalidOption(f"batch={self.batch_steps}: takes more than {_MOST_SLOTS} rollouts in memory")
+        parts = self.batch_steps // self.rollout if self.rnn else self.batch_steps
+        if self.minibatches > parts:
+            raise InvalidOption(f"minibatches={self.minibatches}: an update has only {parts} parts to distribute")
+        if self.workers * self.splits * self.slots_per_split > _MAX_SLOTS:
+            raise InvalidOption(f"batch={self.batch_steps}: takes more than {_MAX_SLOTS} rollouts in memory")
 
     @property
     def rollout_steps(self) -> int:
@@ -170,7 +170,7 @@ class Settings:
         return self.workers * self.splits * self.rollout_steps if self.batch is None else self.batch
 
     def updates_of(self, steps: int | None) -> int | None:
-        """Return the number of updates that take these steps; None: no limit."""
+        """Return the number of updates for these steps; None: no limit."""
         return None if steps is None else -(-steps // self.batch_steps)
 
     @property
@@ -179,7 +179,7 @@ class Settings:
 
     @property
     def slots_per_split(self) -> int:
-        """Rollouts of a split that can wait to be learned from, or are being collected."""
+        """Rollouts of a split in memory: being collected, or waiting for the learner."""
         if self.lag == ANY:
             return 2 + 2 * self.rollouts_per_batch // (self.workers * self.splits)
         return self.rollouts_per_batch // (self.workers * self.splits) * (int(self.lag) + 1)
@@ -189,7 +189,7 @@ class Settings:
         return {**asdict(self), "hidden": list(self.hidden)}
 
 
-_IN_WORDS = {
+_TYPE_TEXTS = {
     **{"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a name", "None": "None"},
     "tuple[int, ...]": "numbers such as 64,64",
     "dict[str, float]": "numbers such as goal=1,step=-0.01",
@@ -233,4 +233,4 @@ def _value(name: str, type_: str, value: Any) -> Any:
             return value
     except (KeyError, ValueError, TypeError, OverflowError, AttributeError):
         pass
-    raise InvalidOption(f"{name}={value!r}: pass {' or '.join(_IN_WORDS[one] for one in (kind, *others))}")
+    raise InvalidOption(f"{name}={value!r}: pass {' or '.join(_TYPE_TEXTS[one] for one in (kind, *others))}")

@@ -1,4 +1,4 @@
-"""Account of the steps of a run: each was learned from once, or is named with the reason that it was not."""
+"""Account for the steps of a run: each was learned from once, or has a reason why not."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Log, Run
 from gym_trace.training.settings import Settings
 
-_SHORT = 2.0  # seconds
-_MOST_STARTS = 100  # restarts of a learner that died before it wrote an entry
+_LOCK_SECONDS = 2.0
+_MAX_STARTS = 100  # learners may have died before they logged anything
 _WRITER = re.compile(r"a(\d{1,6})-(\d{1,6})-(\d{1,6})-[0-9a-f]{8}")  # worker, split, life
 STAGGER = "random steps of stagger"
-UNTAKEN = "the worker or the learner ended before it was learned from"
+UNUSED = "the worker or the learner ended before it was learned from"
 
 
 class UnlearnedSteps(NamedTuple):
-    """Steps of all lanes of a writer that no rollout of the log has, and why."""
+    """Steps of all lanes of a writer that are in no rollout of the log, and why."""
 
     writer: str
     begin: int
@@ -42,70 +42,70 @@ def unlearned_steps(log: Log, trace: Trace, settings: Settings) -> list[Unlearne
     for (writer, _), (episodes, begins) in lanes_of(trace).items():
         steps = int(begins[-1]) + int(trace.episodes["steps"][episodes[-1]])
         counts[writer] = max(counts.get(writer, 0), steps)
-    taken: dict[str, list[tuple[int, str]]] = {writer: [] for writer in counts}
-    for (writer, first, _), what in rollouts_of(log):
+    rollouts: dict[str, list[tuple[int, str]]] = {writer: [] for writer in counts}
+    for (writer, first, _), use in rollouts_of(log):
         if counts.get(writer, 0) < (stop := first + settings.rollout):
-            raise ReplayDiverged(f"{trace.directory}: lacks steps {first} to {stop} of writer {writer}, of {what}")
-        taken[writer].append((first, what))
+            raise ReplayDiverged(f"{trace.directory}: lacks steps {first} to {stop} of writer {writer}, of {use}")
+        rollouts[writer].append((first, use))
     found = []
-    for writer, rollouts in sorted(taken.items()):
-        at, before = 0, ""
-        for first, what in [*sorted(rollouts), (counts[writer], "")]:
-            if first < at and what:
-                raise ReplayDiverged(f"steps {first} to {at} of writer {writer} are in {before} and in {what}")
-            random = settings.rollout if settings.stagger and not at else 0
-            if what and first < random:
+    for writer, uses in sorted(rollouts.items()):
+        done, previous = 0, ""
+        for first, use in [*sorted(uses), (counts[writer], "")]:
+            if first < done and use:
+                raise ReplayDiverged(f"steps {first} to {done} of writer {writer} are in {previous} and in {use}")
+            stagger = settings.rollout if settings.stagger and not done else 0
+            if use and first < stagger:
                 raise ReplayDiverged(
-                    f"the first steps of writer {writer} are in {what}, and with stagger they are random"
+                    f"the first steps of writer {writer} are in {use}, and with stagger they are random"
                 )
-            for begin, end, reason in ((at, min(first, random), STAGGER), (max(at, random), first, UNTAKEN)):
+            for begin, end, reason in ((done, min(first, stagger), STAGGER), (max(done, stagger), first, UNUSED)):
                 if end > begin:
                     found.append(UnlearnedSteps(writer, begin, end, reason))
-            at, before = first + settings.rollout, what
+            done, previous = first + settings.rollout, use
     return found
 
 
-def seeded(log: Log, trace: Trace, settings: Settings, seed: int) -> int:
-    """Return the number of episodes whose seeds, and that of their worker's generator, follow from that of the run."""
+def count_seeded(log: Log, trace: Trace, settings: Settings, seed: int) -> int:
+    """Return the number of episodes whose seeds, and their worker's, follow from the seed of the run."""
     table, found = trace.episodes, 0
     for writer in trace.writers:
-        lanes = [(lane, *of) for (name, lane), of in lanes_of(trace).items() if name == writer]
-        if not lanes or (named := _WRITER.fullmatch(writer)) is None:
+        lanes = [(lane, *arrays) for (name, lane), arrays in lanes_of(trace).items() if name == writer]
+        if not lanes or (match := _WRITER.fullmatch(writer)) is None:
             continue
         rows = np.concatenate([rows for _, rows, _ in lanes])
         begins = np.concatenate([begins for _, _, begins in lanes])
-        mine = table["seed"][rows[np.lexsort((table["lane"][rows], begins))]].tolist()
-        numbers = [*range(len(lanes)), *range(len(lanes) + settings.stagger, len(mine) + settings.stagger)]
-        worker, split, life = map(int, named.groups())
-        for cell in range(len(log.starts) + _MOST_STARTS):
-            root, actions = worker_roots(seed + (cell << 32), worker, life, split)
-            if episode_seed(root, 0) == mine[0]:
-                is_same = mine == [episode_seed(root, number) for number in numbers]
-                found += len(mine) if is_same and log.seeds.get(writer, actions) == actions else 0
+        seeds = table["seed"][rows[np.lexsort((table["lane"][rows], begins))]].tolist()
+        numbers = [*range(len(lanes)), *range(len(lanes) + settings.stagger, len(seeds) + settings.stagger)]
+        worker, split, life = map(int, match.groups())
+        for start in range(len(log.starts) + _MAX_STARTS):
+            root, actions = worker_roots(seed + (start << 32), worker, life, split)
+            if episode_seed(root, 0) == seeds[0]:
+                follow = seeds == [episode_seed(root, number) for number in numbers]
+                found += len(seeds) if follow and log.seeds.get(writer, actions) == actions else 0
                 break
     return found
 
 
 def rollouts_of(log: Log) -> list[tuple[Origin, str]]:
-    """Return all rollouts that the log names, and where it does."""
+    """Return all rollouts in the log, and the entries that contain them."""
     learnt = [(origin, f"version {update.version}") for update in log.updates for origin in update.rollouts]
     return learnt + [(origin, "the discarded rollouts") for origin, *_ in log.dropped]
 
 
-def end(run: Run, stopped: str, until_return: float | None = None) -> None:
-    """Log the end of a run: why it stopped, what was not learned from, and the files of the trace.
+def log_end(run: Run, stopped: str, until_return: float | None = None) -> None:
+    """Log the end of a run: why it stopped, the steps not learned from, and the files of the trace.
 
     Raises RecordingError, CorruptTrace.
     """
     log = run.log
     try:
         trace = open_trace(run.trace)
-    except TraceNotFound:  # stopped before there was a worker
+    except TraceNotFound:  # stopped before a worker started
         return
     left: list[UnlearnedSteps] = []
     if len(trace) and run.about.get("learn", True):
         left = unlearned_steps(log, trace, run.settings)
     content: dict[str, Any] = {"stopped": stopped, "left": list(map(list, left)), "files": files_of(run.trace)}
     content["until_return"] = until_return
-    with suppress(InvalidOption), run.open_log(_SHORT) as writer:  # a previous learner has it: this run changed nothing
+    with suppress(InvalidOption), run.open_log(_LOCK_SECONDS) as writer:  # a previous learner has it: nothing to log
         writer.append(END, content)

@@ -25,7 +25,7 @@ _VERSION = re.compile(r"(?P<directory>.+?)(@(?P<version>\d{1,9}|best))?", re.DOT
 _POLICY = re.compile(r"(?P<version>.+?)(?P<options>\?(sample|trust)(&(sample|trust))*)?", re.DOTALL)
 
 
-# -- any version again ------------------------------------------------------------------------------------------------
+# -- any version ------------------------------------------------------------------------------------------------------
 
 
 class Version(NamedTuple):
@@ -40,7 +40,7 @@ class Version(NamedTuple):
 
 
 def version_of(name: str, trust: bool = False) -> Version:
-    """Return a version: DIR for the newest checkpoint, DIR@NUMBER, or DIR@best for the largest mean return.
+    """Return a version of a run: DIR for the newest checkpoint, DIR@NUMBER, or DIR@best for the largest mean return.
 
     trust: allow the import of the module that the run names as its model.
 
@@ -51,7 +51,7 @@ def version_of(name: str, trust: bool = False) -> Version:
         raise InvalidOption(f"{name!r}: pass DIR, DIR@VERSION or DIR@best")
     directory, wanted = match["directory"], match["version"]
     run = Run(directory)
-    learner = fresh(run, trust)
+    learner = initial_learner(run, trust)
     if wanted == "best":
         if not (path := run.checkpoints / BEST).exists():
             raise InvalidOption(f"{directory}: no best version yet: needs 100 episodes")
@@ -63,15 +63,15 @@ def version_of(name: str, trust: bool = False) -> Version:
     if learner.version != number:
         updates = [update for update in run.updates() if number is None or update.version <= number]
         if not updates or (number is not None and updates[-1].version < number):
-            known = f"versions 0 to {updates[-1].version}" if updates else "no versions"
-            raise InvalidOption(f"{run.path}: no version {number}; the run has {known}")
-        for _ in learn_again(run, learner, updates[learner.version :]):
+            available = f"versions 0 to {updates[-1].version}" if updates else "no versions"
+            raise InvalidOption(f"{run.path}: no version {number}; the run has {available}")
+        for _ in relearn(run, learner, updates[learner.version :]):
             pass
     return Version(directory, learner)
 
 
-def fresh(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
-    """Return the learner of a run in its first state. device: None for that of the run.
+def initial_learner(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
+    """Return the learner of a run at version 0. device: None for the device in its settings.
 
     Raises InvalidOption, TraceNotFound, CorruptTrace.
     """
@@ -91,10 +91,8 @@ def load_newest(learner: Learner, files: Mapping[int, Path]) -> None:
         learner.load(files[max(files)], max(files))
 
 
-def learn_again(
-    run: Run, learner: Learner, updates: Sequence[Update]
-) -> Iterator[tuple[Update, dict[str, float] | None]]:
-    """Reproduce updates of the log from the trace; yield each with its losses. The first is the learner's version.
+def relearn(run: Run, learner: Learner, updates: Sequence[Update]) -> Iterator[tuple[Update, dict[str, float] | None]]:
+    """Reproduce updates of the log from the trace; yield each with its losses. The first made the learner's version.
 
     Raises CorruptTrace if the weights differ, or a rollout is missing.
     """
@@ -107,7 +105,7 @@ def learn_again(
             if update.changed:
                 learner.adopt(update.changed, run.checkpoints)
             elif len(update.rollouts) != learner.settings.rollouts_per_batch:
-                raise CorruptTrace(f"{run.path}: version {update.version} is of {len(update.rollouts)} rollouts", None)
+                raise CorruptTrace(f"{run.path}: version {update.version} has {len(update.rollouts)} rollouts", None)
             else:
                 try:
                     rollouts = [recorded.read(origin) for origin in update.rollouts]
@@ -134,17 +132,17 @@ def checkpoint_files(run: Run) -> dict[Path, int]:
     return found
 
 
-# -- a version as a policy --------------------------------------------------------------------------------------------
+# -- versions as policies ---------------------------------------------------------------------------------------------
 
 
 class RunPolicies:
-    """Maker of policies from a version: DIR, DIR@VERSION or DIR@best, with suffix ?sample, ?trust or ?sample&trust.
+    """PolicyMaker for a version: DIR, DIR@VERSION or DIR@best, with suffix ?sample, ?trust or ?sample&trust.
 
-    sample: sample actions by the seed of the episode, instead of taking the likeliest. trust: allow the import of the
-    module that the run names as its model. The weights are loaded, or relearned, once, and sent to workers.
+    sample: sample actions by the seed of the episode, not the most likely one. trust: allow the import of the module
+    that the run names as its model. The weights are loaded, or relearned, once, and sent to workers.
 
     Attributes:
-        name: of the policy, with the version.
+        name: name of the policy, with the version.
     """
 
     def __init__(self, name: str):
@@ -164,9 +162,9 @@ class RunPolicies:
 
     def __call__(self, observation_space: Any, action_space: Any) -> RunPolicy:
         """Raises InvalidOption if it was trained with other spaces."""
-        here, form = leaves_of(observation_space), ActionForm(action_space)
+        leaves, form = leaves_of(observation_space), ActionForm(action_space)
         for what, trained, given in (
-            ("observations", _shapes(self._leaves), _shapes(here)),
+            ("observations", _shapes(self._leaves), _shapes(leaves)),
             ("actions", (self._form.choices, self._form.normals), (form.choices, form.normals)),
         ):
             if trained != given:
@@ -176,7 +174,7 @@ class RunPolicies:
             self._model = ActorCritic(self._leaves, self._form, self._settings)
             with torch.no_grad():
                 set_weights(self._model, self._weights)
-        return RunPolicy(self._model, here, form, action_space, self._sample)
+        return RunPolicy(self._model, leaves, form, action_space, self._sample)
 
 
 def _shapes(leaves: list[SpaceLeaf]) -> list[Any]:
@@ -184,7 +182,7 @@ def _shapes(leaves: list[SpaceLeaf]) -> list[Any]:
 
 
 class RunPolicy:
-    """A policies.Policy. The state of a recurrent network starts from zero in each episode."""
+    """Policy of a version. The state of a recurrent network is zero at the start of each episode."""
 
     def __init__(self, model: ActorCritic, leaves: list[SpaceLeaf], form: ActionForm, action_space: Any, sample: bool):
         self._model, self._leaves, self._form, self._space = model, leaves, form, action_space

@@ -153,7 +153,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_worker_gives_signs_of_life_while_a_rollout_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "_HEARTBEAT_SECONDS", 0.0)
     signs: list[None] = []
     collected(tmp_path / "t", *SPACES["discrete"], count=1, alive=lambda: signs.append(None))
     assert len(signs) >= 11

@@ -31,7 +31,7 @@ from gym_trace.training import Run, Trained, verify_run
 from gym_trace.training.proof.chain import UPDATE
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Update
-from gym_trace.training.versions import fresh
+from gym_trace.training.versions import initial_learner
 
 STEPS = 512  # four versions after the first
 
@@ -433,7 +433,7 @@ def test_a_full_disk_leaves_log_and_checkpoints_unchanged(run: Path, disk: Path)
             log.append(UPDATE, update.plain())
         assert digests(disk / "r") == before
         with pytest.raises(RecordingError, match=r"a checkpoint cannot be written to .*: No space left on device"):
-            fresh(full, False).save(full.checkpoints / "new")
+            initial_learner(full, False).save(full.checkpoints / "new")
         assert not (full.checkpoints / "new").exists()
         filler.unlink()
         log.append(UPDATE, update.plain())

@@ -226,7 +226,7 @@ def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: R
 
 
 def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.training.proof.chain._PATIENCE", 0.1)
+    monkeypatch.setattr("gym_trace.training.proof.chain._WRITER_SECONDS", 0.1)
     with run.open_log(), pytest.raises(InvalidOption, match="another process still writes to it"):
         run.open_log()
     run.open_log().close()

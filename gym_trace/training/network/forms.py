@@ -1,4 +1,4 @@
-"""Observations and actions as networks have them: one array per leaf of the observation space, one row per action."""
+"""Observations and actions for networks: one array per leaf of the observation space, one row per action."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SpaceLeaf(NamedTuple):
 
 
 def leaves_of(space: Any, what: str = "observation") -> list[SpaceLeaf]:
-    """Return the leaves of a space. Raises InvalidOption for unsupported ones. what: observation or action."""
+    """Return the leaves of a space. Raises InvalidOption for unsupported spaces. what: observation or action."""
     return list(_leaves(space, (), what))
 
 
@@ -51,7 +51,7 @@ def _leaves(space: Any, path: Path, what: str) -> Iterator[SpaceLeaf]:
 
 
 def picked(tree: Any, path: Path) -> Array:
-    """Return a leaf of an observation, or of a batch."""
+    """Return the leaf at a path of an observation or a batch."""
     for key in path:
         tree = tree[key]
     return np.asarray(tree)
@@ -92,8 +92,8 @@ class ActionForm:
 
     def to_batch(self, rows: Array) -> Any:
         """Return the actions of a vector environment. rows: (lanes, columns)."""
-        found = {leaf.path: _as_actions(leaf.space, rows[:, columns]) for leaf, columns in self._parts}
-        return _built(self._space, (), found)
+        actions = {leaf.path: _as_actions(leaf.space, rows[:, columns]) for leaf, columns in self._parts}
+        return _nested(self._space, (), actions)
 
     def to_rows(self, batch: Any) -> Array:
         """Return the rows, (n, columns), of n actions of a vector environment or an episode."""
@@ -101,8 +101,8 @@ class ActionForm:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
 
-def demand_in_reach(action_space: Any, std: float) -> None:
-    """Raise InvalidOption if almost no action sampled around 0 is within bounds: all would be clipped to the same."""
+def check_bounds(action_space: Any, std: float) -> None:
+    """Raise InvalidOption if few actions sampled around 0 are within bounds: the others are clipped to one value."""
     for leaf in leaves_of(action_space, "action"):
         if isinstance(leaf.space, spaces.Box):
             low, high = leaf.space.low, leaf.space.high
@@ -126,9 +126,9 @@ def _as_rows(space: Any, batch: Array) -> Array:
     return batch.astype(np.float32).reshape(len(batch), -1)
 
 
-def _built(space: Any, path: Path, found: dict[Path, Array]) -> Any:
+def _nested(space: Any, path: Path, actions: dict[Path, Array]) -> Any:
     if isinstance(space, spaces.Dict):
-        return {name: _built(inner, (*path, name), found) for name, inner in space.spaces.items()}
+        return {name: _nested(inner, (*path, name), actions) for name, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_built(inner, (*path, index), found) for index, inner in enumerate(space.spaces))
-    return found[path]
+        return tuple(_nested(inner, (*path, index), actions) for index, inner in enumerate(space.spaces))
+    return actions[path]

@@ -32,26 +32,26 @@ from gym_trace.training.rollouts import Rollout, Shape, joined
 from gym_trace.training.settings import CONSTANT, Settings, settings_from
 
 _KEY = "gym_trace"
-_OF_THE_NETWORK = (
+_FIXED_SETTINGS = (
     *("workers", "splits", "num_envs", "rollout", "batch", "lag", "hidden", "activation", "share", "rnn", "rnn_size"),
     *("model", "initial_std", "adaptive_std", "normalize_returns", "normalize_observations", "learner_threads"),
 )
 REMOVE = "remove it; later versions are relearned from the previous checkpoint"
-_PUT_BACK = "put back a copy: the run took it over and has it nowhere else"
-_ROWS = 8192  # rows that a network evaluates at once
+_PUT_BACK = "restore a copy: the run took it over and stores it nowhere else"
+_ROWS_AT_ONCE = 8192
 _LOG_RATIO = math.log(20.0)
 _RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # factor and limits for adaptive_kl
 
 
 class Learner:
-    """Learner: the same rollouts give the same weights, bit for bit, on the same machine with the same PyTorch.
+    """Makes updates: equal rollouts give equal weights, bit for bit, on the same machine with the same PyTorch.
 
     Attributes:
         version: number of updates. spaces: of observations and actions.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, settings: Settings, seed: int, total: int | None):
-        """total: updates of the whole run, over which the learning rate falls; None: it stays."""
+        """total: updates of the whole run, for the schedules; None: no limit."""
         torch.set_num_threads(settings.learner_threads)
         self.settings, self.version, self._learned, self._total = settings, 0, 0, total
         self.spaces = observation_space, action_space
@@ -62,7 +62,7 @@ class Learner:
             made = ActorCritic(leaves_of(observation_space), ActionForm(action_space), settings)
         try:
             self.model = made.to(settings.device)
-        except (AssertionError, RuntimeError) as error:  # PyTorch without CUDA, or no such device
+        except (AssertionError, RuntimeError) as error:  # PyTorch without CUDA, or an unknown device
             raise InvalidOption(f"device={settings.device!r}: {str(error).partition(chr(10))[0]}") from error
         self._generator = torch.Generator().manual_seed(seed)
         betas = settings.adam_beta1, settings.adam_beta2
@@ -73,8 +73,8 @@ class Learner:
     def learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Make an update; return losses and other facts. Raises TrainingFailed if one is not finite."""
         settings, batch = self.settings, joined(rollouts)
-        seen = tensors(batch.observations, self._device)
-        logprob, values, next_values = self._evaluated(batch, seen)
+        observations = tensors(batch.observations, self._device)
+        logprob, values, next_values = self._evaluated(batch, observations)
         targets, advantages = self._targets(batch, logprob, values, next_values)
         if not (np.isfinite(targets).all() and np.isfinite(advantages).all()):
             found = batch.not_finite()
@@ -88,8 +88,8 @@ class Learner:
             "logprob": self._flat(batch.logprob),
             "actions": torch.from_numpy(batch.actions.reshape(values[:-1].size, -1)).to(self._device),
         }
-        losses = self._epochs(data, seen, batch)
-        self._see(seen)
+        losses = self._epochs(data, observations, batch)
+        self._update_moments(observations)
         if not all(torch.isfinite(tensor).all() for tensor in self.model.state_dict().values()):
             raise TrainingFailed("a weight, or a statistic of the observations, is not finite")
         self.version, self._learned = self.version + 1, self._learned + 1
@@ -99,40 +99,40 @@ class Learner:
         return {**losses, "learning_rate": self._rate, "explained_variance": explained}
 
     @torch.no_grad()
-    def _evaluated(self, batch: Rollout, seen: list[Tensor]) -> tuple[Array, Array, Array]:
+    def _evaluated(self, batch: Rollout, observations: list[Tensor]) -> tuple[Array, Array, Array]:
         """Return log-probabilities of the actions, values, and values after each step, by the current weights."""
         model = self.model
         steps, lanes = batch.rewards.shape
-        flat = [rows.flatten(0, 1) for rows in seen]
-        begins = range(0, len(flat[0]), _ROWS)
-        features = torch.cat([model.encoder([rows[i : i + _ROWS] for rows in flat]) for i in begins])
-        memory, states = self._remembered(features.view(steps + 1, lanes, -1), batch, slice(None))
-        distribution, normalized = model.outcome(memory.flatten(0, 1), flat)
-        behind_last = np.zeros((1, *batch.actions.shape[1:]), np.float32)
-        actions = torch.from_numpy(np.concatenate([batch.actions, behind_last]).reshape(len(normalized), -1))
+        flat = [rows.flatten(0, 1) for rows in observations]
+        begins = range(0, len(flat[0]), _ROWS_AT_ONCE)
+        features = torch.cat([model.encoder([rows[i : i + _ROWS_AT_ONCE] for rows in flat]) for i in begins])
+        memory, states = self._unroll(features.view(steps + 1, lanes, -1), batch, slice(None))
+        distribution, normalized = model.policy_and_value(memory.flatten(0, 1), flat)
+        padding = np.zeros((1, *batch.actions.shape[1:]), np.float32)
+        actions = torch.from_numpy(np.concatenate([batch.actions, padding]).reshape(len(normalized), -1))
         logprob = distribution.log_prob(actions.to(self._device)).view(steps + 1, lanes)[:-1]
         values = _doubles(model.value(normalized)).reshape(steps + 1, lanes)
         next_values = values[1:].copy()
         where, finals = batch.bootstrapped()
         if where.any():
             last = tensors(finals, self._device)
-            known = states[:-1][torch.from_numpy(where).to(self._device)]
-            memory, _ = model.remembered(model.encoder(last), known)
-            next_values[where] = _doubles(model.value(model.outcome(memory, last)[1]))
+            states_before = states[:-1][torch.from_numpy(where).to(self._device)]
+            memory, _ = model.recur(model.encoder(last), states_before)
+            next_values[where] = _doubles(model.value(model.policy_and_value(memory, last)[1]))
         return _doubles(logprob), values, next_values
 
-    def _remembered(self, features: Tensor, batch: Rollout, lanes: Any) -> tuple[Tensor, Tensor]:
+    def _unroll(self, features: Tensor, batch: Rollout, lanes: Any) -> tuple[Tensor, Tensor]:
         """Return the output of a recurrent network for features (steps, lanes, ...), and its states after each step."""
         state = torch.from_numpy(batch.state[lanes].copy()).to(self._device)
         if self.model.rnn is None:
             return features, state.expand(len(features), *state.shape)
         ends = (batch.terminations | batch.truncations)[:, lanes]
-        goes_on = torch.from_numpy(~ends).to(self._device)[..., None]
+        continues = torch.from_numpy(~ends).to(self._device)[..., None]
         memory, states = [], []
         for step in range(len(features)):
             if step:
-                state = state * goes_on[step - 1]
-            inner, state = self.model.remembered(features[step], state)
+                state = state * continues[step - 1]
+            inner, state = self.model.recur(features[step], state)
             memory.append(inner)
             states.append(state)
         return torch.stack(memory), torch.stack(states)
@@ -163,11 +163,11 @@ class Learner:
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
-    def _epochs(self, data: dict[str, Tensor], seen: list[Tensor], batch: Rollout) -> dict[str, float]:
+    def _epochs(self, data: dict[str, Tensor], observations: list[Tensor], batch: Rollout) -> dict[str, float]:
         settings = self.settings
         recurrent = self.model.rnn is not None
         steps, lanes = batch.rewards.shape
-        flat = [rows[:-1].flatten(0, 1) for rows in seen]
+        flat = [rows[:-1].flatten(0, 1) for rows in observations]
         sums: dict[str, float] = {}
         done = 0
         for _ in range(settings.epochs):
@@ -182,8 +182,8 @@ class Learner:
                 features = self.model.encoder(observed)
                 if recurrent:
                     unrolled = features.view(steps, len(part), -1)
-                    features = self._remembered(unrolled, batch, part.cpu().numpy())[0].flatten(0, 1)
-                distribution, values = self.model.outcome(features, observed)
+                    features = self._unroll(unrolled, batch, part.cpu().numpy())[0].flatten(0, 1)
+                distribution, values = self.model.policy_and_value(features, observed)
                 inputs: dict[str, Any] = {name: column[rows] for name, column in data.items()}
                 inputs |= {"observations": observed, "features": features, "values": values}
                 losses = self._step(distribution, inputs)
@@ -203,34 +203,34 @@ class Learner:
         policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
         errors = (values - targets).square()
         if settings.value_clip is not None:
-            near = data["old_values"] + (values - data["old_values"]).clamp(-settings.value_clip, settings.value_clip)
-            errors = torch.max(errors, (near - targets).square())
+            change = (values - data["old_values"]).clamp(-settings.value_clip, settings.value_clip)
+            errors = torch.max(errors, (data["old_values"] + change - targets).square())
         value_loss = 0.5 * errors.mean()
         entropy = distribution.entropy().mean()
         explored = entropy if settings.exploration == "entropy" else distribution.symmetric_kl().mean()
         exploration_loss = -settings.exploration_coefficient * self._factor(settings.exploration_schedule) * explored
         loss = policy_loss + settings.value_coefficient * value_loss + exploration_loss
         names = ["policy_loss", "value_loss", "entropy", "kl", "clipped", "gradient_norm"]
-        if (own := getattr(self.model.encoder, "loss", None)) is not None:
-            loss, names = own(loss, {**data, "distribution": distribution}), [*names, "loss"]
+        if (own_loss := getattr(self.model.encoder, "loss", None)) is not None:
+            loss, names = own_loss(loss, {**data, "distribution": distribution}), [*names, "loss"]
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm or math.inf)
         with torch.no_grad():
-            far = (ratio - clipped).ne(0).float().mean()
+            clipped_fraction = (ratio - clipped).ne(0).float().mean()
             kl = (ratio - 1 - log_ratio).mean()
-            losses = torch.stack([policy_loss, value_loss, entropy, kl, far, norm, loss]).tolist()
+            losses = torch.stack([policy_loss, value_loss, entropy, kl, clipped_fraction, norm, loss]).tolist()
         if not all(map(math.isfinite, losses)):
             raise TrainingFailed("a loss or a gradient is not finite")
         self._optimizer.step()
         return dict(zip(names, losses))
 
     @torch.no_grad()
-    def _see(self, seen: list[Tensor]) -> None:
-        """Add observations to the statistics of the next version."""
+    def _update_moments(self, observations: list[Tensor]) -> None:
+        """Add observations to the moments of the next version's encoder."""
         running = getattr(self.model.encoder, "running", None)
         if running is not None:
-            running.add(self.model.encoder.vectors([rows[:-1].flatten(0, 1) for rows in seen]))
+            running.add(self.model.encoder.vectors([rows[:-1].flatten(0, 1) for rows in observations]))
 
     def _factor(self, schedule: str) -> float:
         """Return the factor of a schedule for the next update."""
@@ -255,7 +255,7 @@ class Learner:
 
     def change(self, settings: Settings) -> None:
         """Continue with other settings of the same network. Raises InvalidOption for another network."""
-        for name in _OF_THE_NETWORK:
+        for name in _FIXED_SETTINGS:
             if getattr(settings, name) != getattr(self.settings, name):
                 raise InvalidOption(f"{name}={getattr(settings, name)!r}: the run has {getattr(self.settings, name)!r}")
         self.settings, self._rate = settings, settings.learning_rate
@@ -265,7 +265,7 @@ class Learner:
     def adopt(self, changed: Mapping[str, Any], checkpoints: FilePath) -> None:
         """Make a version that takes over weights and optimizer of a checkpoint, other settings, or another limit.
 
-        changed: "checkpoint", the name of a file in checkpoints; "settings", all of them; "steps", of the whole run.
+        changed: "checkpoint", the name of a file in checkpoints; "settings", complete; "steps", limit of the run.
         Raises CorruptTrace.
         """
         if "checkpoint" in changed:
@@ -320,12 +320,12 @@ class Learner:
         return {**found, "generator": self._generator.get_state()}
 
     def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint has in addition to tensors, as JSON restores it."""
+        """Return the other contents of a checkpoint, as JSON restores them."""
         about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain()}
         return {**about, "updates": [self._learned, self._total]}
 
     def save(self, path: FilePath, **facts: Any) -> None:
-        """Write a checkpoint: tensors, and the rest as JSON. Raises RecordingError."""
+        """Write a checkpoint: tensors, and facts as JSON. Raises RecordingError."""
         try:
             path.write_bytes(save(self.tensors(), {_KEY: json.dumps({**self.facts(), **facts})}))
         except OSError as error:

@@ -22,7 +22,7 @@ from gym_trace.training.settings import Settings
 
 _ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 _LARGE, _SMALL = 64, 36  # pixels, of the shorter side
-_NORMALIZED = 10.0  # standard deviations at most
+_MAX_DEVIATIONS = 10.0  # of a normalized observation
 _LOG_STD = (-5.0, 2.0)
 _FORBIDDEN = -1e9  # logit of an action that is masked out
 
@@ -41,7 +41,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def add(self, rows: Tensor) -> None:
-        """rows: (n, size)."""
+        """Add rows, (n, size)."""
         rows = rows.double()
         count = self.count + len(rows)
         delta = rows.mean(0) - self.mean
@@ -58,7 +58,7 @@ class RunningMoments(nn.Module):
         if not self.count:
             return rows
         scaled = (rows - self.mean.float()) / self.std.float()
-        return scaled.clamp(-_NORMALIZED, _NORMALIZED)
+        return scaled.clamp(-_MAX_DEVIATIONS, _MAX_DEVIATIONS)
 
 
 class Encoder(nn.Module):
@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         self.features = features
 
     def vectors(self, observations: Sequence[Tensor]) -> Tensor | None:
-        """Return the leaves of real numbers side by side, which have running statistics; None without such leaves."""
+        """Return the leaves of floats side by side, which have running moments; None without such leaves."""
         found = [
             rows.reshape(len(rows), -1).float()
             for leaf, rows in zip(self._leaves, observations)
@@ -206,9 +206,9 @@ class Distribution:
         total: Any = 0.0
         for log in self.logs:
             uniform = -math.log(log.shape[1])
-            there = (log.exp() * (log - uniform)).sum(1)
-            back = (math.exp(uniform) * (uniform - log)).sum(1)
-            total = total - 0.5 * (there + back)
+            forward = (log.exp() * (log - uniform)).sum(1)
+            reverse = (math.exp(uniform) * (uniform - log)).sum(1)
+            total = total - 0.5 * (forward + reverse)
         if self.log_std is not None:
             total = total + self.log_std.expand_as(self.mean).sum(1)
         return torch.as_tensor(total)
@@ -273,7 +273,7 @@ class ActorCritic(nn.Module):
             return 0
         return int(self.rnn.hidden_size) * (2 if isinstance(self.rnn, nn.LSTMCell) else 1)
 
-    def remembered(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def recur(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output of a recurrent network for the features, and its next state, (rows, ...) each."""
         if self.rnn is None:
             return features, state
@@ -283,7 +283,7 @@ class ActorCritic(nn.Module):
         hidden = self.rnn(features, state)
         return hidden, hidden
 
-    def outcome(self, features: Tensor, observations: Sequence[Tensor]) -> tuple[Distribution, Tensor]:
+    def policy_and_value(self, features: Tensor, observations: Sequence[Tensor]) -> tuple[Distribution, Tensor]:
         """Return the distribution of actions, and normalized values, (rows,)."""
         inner = self.actor(features)
         parameters = self.encoder.policy(features) if self.policy is None else self.policy(inner)
@@ -297,8 +297,8 @@ class ActorCritic(nn.Module):
         return Distribution(self.form, parameters, log_std), values
 
     def forward(self, observations: Sequence[Tensor], state: Tensor) -> tuple[Distribution, Tensor, Tensor]:
-        features, state = self.remembered(self.encoder(observations), state)
-        distribution, values = self.outcome(features, observations)
+        features, state = self.recur(self.encoder(observations), state)
+        distribution, values = self.policy_and_value(features, observations)
         return distribution, values, state
 
     def value(self, normalized: Tensor) -> Tensor:
@@ -308,15 +308,15 @@ class ActorCritic(nn.Module):
         return normalized * self.returns.std.float() + self.returns.mean.float()
 
     def see_returns(self, returns: Tensor) -> None:
-        """Add returns to the statistics, and keep all values as they are (van Hasselt et al., 2016)."""
+        """Add returns to the moments, and rescale the baseline to preserve all values (van Hasselt et al., 2016)."""
         if self.returns is None:
             return
         mean, std = self.returns.mean.clone(), self.returns.std
         self.returns.add(returns.reshape(-1, 1))
-        new = self.returns.std
+        new_std = self.returns.std
         with torch.no_grad():
-            self.baseline.weight.mul_((std / new).float())
-            self.baseline.bias.copy_((self.baseline.bias.double() * std + mean - self.returns.mean) / new)
+            self.baseline.weight.mul_((std / new_std).float())
+            self.baseline.bias.copy_((self.baseline.bias.double() * std + mean - self.returns.mean) / new_std)
 
     def normalized_returns(self, returns: Tensor) -> Tensor:
         if self.returns is None:
@@ -341,13 +341,13 @@ def _encoder(leaves: Sequence[SpaceLeaf], form: ActionForm, settings: Settings) 
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidOption(f"model={settings.model!r}: {error}; pass module:function") from error
     try:
-        made = make(leaves, form, settings)
+        encoder = make(leaves, form, settings)
     except Exception as error:  # the user's code may raise anything
-        wanted = "it is called with the leaves of the observations, the actions and the settings"
-        raise InvalidOption(f"model={settings.model!r}: {error_text(error)}; {wanted}") from error
-    if not isinstance(made, nn.Module) or not isinstance(getattr(made, "features", None), int):
+        hint = "it is called with the leaves of the observations, the actions and the settings"
+        raise InvalidOption(f"model={settings.model!r}: {error_text(error)}; {hint}") from error
+    if not isinstance(encoder, nn.Module) or not isinstance(getattr(encoder, "features", None), int):
         raise InvalidOption(f"model={settings.model!r}: its result is not a torch.nn.Module with an integer `features`")
-    return made
+    return encoder
 
 
 def source_of(model: str | None) -> str | None:
@@ -377,17 +377,17 @@ def weights_of(model: nn.Module) -> Array:
 
 
 def set_weights(model: nn.Module, weights: Array) -> None:
-    """Restore what weights_of() returned."""
-    at = 0
+    """Restore the result of weights_of()."""
+    offset = 0
     for tensor in model.state_dict().values():
         size = tensor.numel() * tensor.element_size()
-        part = torch.from_numpy(weights[at : at + size]).clone().view(tensor.dtype).view(tensor.shape)
+        part = torch.from_numpy(weights[offset : offset + size]).clone().view(tensor.dtype).view(tensor.shape)
         tensor.copy_(part)
-        at += size
+        offset += size
 
 
 def check_device(name: str) -> None:
-    """Raise InvalidOption if a device is missing, without using it."""
+    """Raise InvalidOption if a device is missing; do not use it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

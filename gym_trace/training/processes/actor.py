@@ -1,4 +1,4 @@
-"""Worker process: steps vector environments with the policy, records them, and hands over rollouts."""
+"""Worker process: step vector environments with the policy, record them, and deliver rollouts."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from gym_trace.training.processes.inference import Acting, InferenceClient, OwnM
 from gym_trace.training.processes.shared import Message, PolicyTask, RolloutBuffer, Weights, has_more, put, take
 from gym_trace.training.rollouts import STATE, Origin, Rollout
 
-_LOOK_SECONDS = 1.0  # between signs of life
-_ORPHANED_SECONDS = 5.0  # to save everything after the parent has ended
+_HEARTBEAT_SECONDS = 1.0  # between messages to the driver
+_ORPHANED_SECONDS = 5.0  # in which it saves everything after the parent has ended
 
 
 @dataclass(frozen=True)
 class Actor:
     """Arguments of a worker. Picklable, as make_env must be.
 
-    number, life: of the worker, and of its restarts.
-    free: slots that it may fill. full: slots that it has filled.
-    client: of the server; None: the worker has its own network.
+    number: of the worker. life: number of its restarts.
+    free: pipe of slots to fill. full: pipe of filled slots.
+    client: connection to the server; None: the worker has its own network.
     """
 
     task: PolicyTask
@@ -66,7 +66,7 @@ class RolloutReport(NamedTuple):
 
 
 class Crashed(TraceError):
-    """An environment raised: the error, and in which step."""
+    """An environment raised an error; the message has the error and the step."""
 
 
 class RolloutWorker:
@@ -84,7 +84,7 @@ class RolloutWorker:
         self._waiting: list[list[Message]] = [[] for _ in range(self._settings.splits)]
 
     def listen(self) -> None:
-        """Receive reward shaping, and the end from the driver or its death; runs in its own thread."""
+        """Receive reward shaping, and the end, from the driver; runs in its own thread."""
         try:
             while (shaping := self._control.recv()) is not None:
                 self.shaping = shaping
@@ -99,7 +99,7 @@ class RolloutWorker:
             self._over.set()
 
     def rollouts(self) -> Generator[None]:
-        """Step and hand over rollouts; yield after each, and where another group has its turn."""
+        """Collect and deliver rollouts; yield after each, and when another group may step."""
         actor, settings, groups = self._actor, self._settings, self._groups
         try:
             for number in range(settings.splits):
@@ -123,21 +123,21 @@ class RolloutWorker:
                 group.envs.close()
 
     def refuse_misfit(self, error: Exception) -> None:
-        """Raise TrainingFailed if an observation or reward of the wrong form led to an error: it would again."""
+        """Raise TrainingFailed if an observation or reward of the wrong form caused the error: it would recur."""
         for group in self._groups:
             if group.doing is not None and not isinstance(error, TraceError) and (misfit := group.misfit()) is not None:
-                raise TrainingFailed(f"{misfit[1]}, in {group.place(misfit[0])}") from error
+                raise TrainingFailed(f"{misfit[1]}, in {group.describe_step(misfit[0])}") from error
 
     def explain(self, error: Exception) -> None:
-        """Raise Crashed or TrainingFailed with the step, if an environment led to the error."""
+        """Raise Crashed or TrainingFailed with the step, if an environment caused the error."""
         self.refuse_misfit(error)
         for group in self._groups:
             if (lane := group.doing) is not None and not isinstance(error, TraceError):
                 self.say("crashed", (error_text(error), *group.progress(lane)))
-                raise Crashed(f"{error_text(error)}, in {group.place(lane)}") from error
+                raise Crashed(f"{error_text(error)}, in {group.describe_step(lane)}") from error
 
     def _rollouts(self, group: EnvGroup, acting: Acting) -> Iterator[None]:
-        """Fill one slot after the other; yield where other groups may have their turn."""
+        """Fill one slot after another; yield when other groups may step."""
         actor = self._actor
         while True:
             begin = time.perf_counter()
@@ -159,13 +159,13 @@ class RolloutWorker:
         while not self._over.is_set():
             if self._waiting[group]:
                 return self._waiting[group].pop(0)
-            if not has_more(actor.free, _LOOK_SECONDS):
+            if not has_more(actor.free, _HEARTBEAT_SECONDS):
                 self.say("waiting")
                 continue
             try:
                 message = take(actor.free)
             except EOFError:  # the learner is gone; the driver restarts it
-                self._over.wait(_LOOK_SECONDS)
+                self._over.wait(_HEARTBEAT_SECONDS)
                 continue
             if message.life == actor.life:
                 self._waiting[message.slot // self._settings.slots_per_split % self._settings.splits].append(message)
@@ -181,10 +181,10 @@ class EnvGroup:
 
     doing: int | None = None
 
-    def __init__(self, actor: Actor, number: int, alive: Callable[[], None] = lambda: None):
-        """alive: called periodically while the environment steps."""
+    def __init__(self, actor: Actor, number: int, send_heartbeat: Callable[[], None] = lambda: None):
+        """send_heartbeat: called periodically while the environment steps."""
         task, settings = actor.task, actor.task.settings
-        self._alive, self._looked = alive, time.monotonic()
+        self._send_heartbeat, self._last_heartbeat = send_heartbeat, time.monotonic()
         self.number, self._lanes, self._steps = number, settings.num_envs, settings.rollout
         self._form, self._leaves = task.shape.actions, task.shape.leaves
         self._objective, self.shaping = task.objective, settings.reward_shaping
@@ -193,8 +193,9 @@ class EnvGroup:
         self._seeds = map(partial(episode_seed, root), itertools.count())
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int, float | None]] = []
-        self._did: list[tuple[Any, Any]] = [(None, None)] * self._lanes  # last action (None: reset), and its result
-        makers = [partial(self._made, actor.make_env, lane) for lane in range(self._lanes)]
+        # Per lane: last action (None: reset), and its result.
+        self._last_calls: list[tuple[Any, Any]] = [(None, None)] * self._lanes
+        makers = [partial(self._wrapped, actor.make_env, lane) for lane in range(self._lanes)]
         envs = SyncVectorEnv(makers, autoreset_mode=DISABLED)
         try:
             with recorded_by(task.provenance):
@@ -218,37 +219,37 @@ class EnvGroup:
         if self._staggers:
             self._stagger()
 
-    def _look(self) -> None:
+    def _heartbeat(self) -> None:
         """Send a heartbeat when it is due: a rollout may take long."""
-        if time.monotonic() - self._looked > _LOOK_SECONDS:
-            self._looked = time.monotonic()
-            self._alive()
+        if time.monotonic() - self._last_heartbeat > _HEARTBEAT_SECONDS:
+            self._last_heartbeat = time.monotonic()
+            self._send_heartbeat()
 
-    def _made(self, make_env: Callable[[], gymnasium.Env[Any, Any]], lane: int) -> gymnasium.Env[Any, Any]:
-        self._look()
+    def _wrapped(self, make_env: Callable[[], gymnasium.Env[Any, Any]], lane: int) -> gymnasium.Env[Any, Any]:
+        self._heartbeat()
         env = clipping(make_env())
         step, reset = env.step, env.reset
 
         def stepped(action: Any) -> Any:
-            self.doing, self._did[lane] = lane, (action, None)
+            self.doing, self._last_calls[lane] = lane, (action, None)
             result = step(action)
-            self._did[lane] = action, result
+            self._last_calls[lane] = action, result
             return result
 
         def begun(**options: Any) -> Any:
-            self.doing, self._did[lane] = lane, (None, None)
+            self.doing, self._last_calls[lane] = lane, (None, None)
             result = reset(**options)
-            self._did[lane] = None, result
+            self._last_calls[lane] = None, result
             return result
 
-        vars(env).update(step=stepped, reset=begun)  # not a wrapper, which the trace would have
+        vars(env).update(step=stepped, reset=begun)  # not a wrapper, which would be in the trace
         return env
 
     # -- errors of the environment ------------------------------------------------------------------------------------
 
     def misfit(self) -> tuple[int, str] | None:
         """Return the first lane with an observation that does not fit the space, or a reward that is not a number."""
-        for lane, (_, result) in enumerate(self._did):
+        for lane, (_, result) in enumerate(self._last_calls):
             if not isinstance(result, tuple):
                 continue
             for leaf in self._leaves:
@@ -258,19 +259,19 @@ class EnvGroup:
                 except (LookupError, TypeError, ValueError) as error:
                     return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got none ({error_text(error)})"
                 if found.shape != leaf.shape or not np.can_cast(found.dtype, leaf.dtype, "same_kind"):
-                    what = f"shape {found.shape} of {found.dtype}"
+                    actual = f"shape {found.shape} of {found.dtype}"
                     if found.dtype == object and not found.shape:
-                        what = type(found.item()).__name__
-                    return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got {what}"
+                        actual = type(found.item()).__name__
+                    return lane, f"{name}: expected shape {leaf.shape} of {leaf.dtype}, got {actual}"
             try:
                 float(result[1] if len(result) == 5 else 0.0)
             except (TypeError, ValueError):
                 return lane, f"reward: expected a number, got {printable(f'{result[1]!r:.100}')}"
         return None
 
-    def place(self, lane: int) -> str:
-        """Name the step that a lane did not make, once its recorder is closed."""
-        action, seed = self._did[lane][0], self._episode_seeds[lane]
+    def describe_step(self, lane: int) -> str:
+        """Return text for the step that a lane failed to make. The recorder must be closed."""
+        action, seed = self._last_calls[lane][0], self._episode_seeds[lane]
         if action is None:
             return f"the reset of an episode (seed {seed})"
         numbers = np.flatnonzero(open_trace(self.envs.directory).episodes["seed"] == seed)
@@ -278,8 +279,8 @@ class EnvGroup:
         return f"step {self._lengths[lane]} of {episode} (seed {seed}, action {printable(f'{action!s:.100}')})"
 
     def progress(self, lane: int) -> tuple[int, bool]:
-        """Return the step that a lane did not make, and whether any episode got further."""
-        step = 0 if self._did[lane][0] is None else int(self._lengths[lane])
+        """Return the number of the step that a lane failed to make, and whether any episode got further."""
+        step = 0 if self._last_calls[lane][0] is None else int(self._lengths[lane])
         return step, max(self._longest, int(self._lengths.max())) > step
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -290,11 +291,11 @@ class EnvGroup:
         self.envs.action_space.seed(seed)
         self.envs.single_action_space.seed(seed)
         for step in range(self._steps):
-            *_, over = self._step(self._any_actions())
-            here = np.arange(self._lanes) * self._steps // self._lanes == self._steps - 1 - step
-            self._reset(over | here)
+            *_, over = self._step(self._random_actions())
+            due = np.arange(self._lanes) * self._steps // self._lanes == self._steps - 1 - step
+            self._reset(over | due)
 
-    def _any_actions(self) -> Any:
+    def _random_actions(self) -> Any:
         masks = [picked(self._observations, leaf.path) for leaf in self._leaves if leaf.is_mask]
         if not masks:
             return self.envs.action_space.sample()
@@ -308,7 +309,7 @@ class EnvGroup:
         self._first_step += 1
         self._returns.add(rewards, self._all)
         self._lengths += 1
-        self._look()
+        self._heartbeat()
         return rewards, terminations, truncations, terminations | truncations
 
     def _reset(self, lanes: Array) -> None:
@@ -324,7 +325,7 @@ class EnvGroup:
             self._returns.take(lanes)
 
     def collect(self, rollout: Rollout, acting: Acting, version: int) -> Iterator[None]:
-        """Fill a rollout; yield where another group may have its turn. Raises Stopped."""
+        """Fill a rollout; yield when another group may step. Raises Stopped."""
         self.origin = Origin(self._writer, self._first_step, version)
         self.returns[...] = np.nan
         rollout.state[...] = self._state
@@ -340,13 +341,13 @@ class EnvGroup:
             sampled = acting.result(self.number)
             rollout.actions[step], rollout.logprob[step] = sampled.actions, sampled.logprob
             versions = np.full(self._lanes, sampled.version, np.int64)
-            notes = {"logprob": sampled.logprob, "value": sampled.values, "version": versions}
+            annotations = {"logprob": sampled.logprob, "value": sampled.values, "version": versions}
             if step == 0:
                 self.origin = self.origin._replace(version=sampled.version)
                 if self._state.size:
-                    notes[STATE] = self._state
-            between = time.perf_counter()
-            self.envs.annotate(**notes)
+                    annotations[STATE] = self._state
+            acted_at = time.perf_counter()
+            self.envs.annotate(**annotations)
             self._state = sampled.state
             rewards, terminations, truncations, lanes = self._step(self._form.to_batch(sampled.actions))
             rollout.rewards[step], rollout.terminations[step] = rewards, terminations
@@ -360,13 +361,13 @@ class EnvGroup:
                 self._ended.extend(zip(totals, self._lengths[lanes].tolist(), objectives))
                 self._state = self._state.copy()
                 self._reset(lanes)
-            self.seconds["acting"] += between - begin
-            self.seconds["stepping"] += time.perf_counter() - between
+            self.seconds["acting"] += acted_at - begin
+            self.seconds["stepping"] += time.perf_counter() - acted_at
         for column, leaf in zip(rollout.observations, self._leaves):
             column[self._steps] = picked(self._observations, leaf.path)
 
     def _objectives(self, lanes: Array) -> Sequence[float | None]:
-        """Return the objectives of episodes that end, which a population compares. Raises InvalidOption."""
+        """Return the objectives of ended episodes, which a population compares. Raises InvalidOption."""
         name = self._objective
         if name is None:
             return [None] * int(lanes.sum())
@@ -375,8 +376,8 @@ class EnvGroup:
                 return [float(value) for value in self._infos[name][lanes]]
         except (KeyError, TypeError, ValueError):
             pass
-        there = printable(", ".join(key for key in self._infos if not key.startswith("_"))) or "nothing"
-        raise InvalidOption(f"objective={name!r}: no number in the last info of an episode, which has {there}")
+        keys = printable(", ".join(key for key in self._infos if not key.startswith("_"))) or "nothing"
+        raise InvalidOption(f"objective={name!r}: no number in the last info of an episode, which has {keys}")
 
     def _check_masks(self, observed: list[Array]) -> None:
         """Raise TrainingFailed if a mask allows no action."""

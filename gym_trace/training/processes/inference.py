@@ -20,7 +20,7 @@ from gym_trace.training.processes.shared import Message, PolicyTask, SharedArray
 from gym_trace.training.rollouts import Shape
 from gym_trace.training.settings import ANY, Settings
 
-_LOOK_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 
 
 class Stopped(Exception):
@@ -43,7 +43,7 @@ class Acting(Protocol):
     is_concurrent: bool  # step another group between request() and result()
 
     def begin(self, group: int, version: int) -> int:
-        """Begin a rollout with this version of the weights; return the version that it gets."""
+        """Begin a rollout with this version of the weights; return the version that is used."""
 
     def request(self, group: int, observed: Sequence[Array], state: Array) -> None:
         """Send the observations of a group: one array per leaf."""
@@ -53,29 +53,29 @@ class Acting(Protocol):
 
 
 class OwnModel:
-    """Network in the worker's process."""
+    """Samples with a network in the worker's process."""
 
     is_concurrent = False
 
     def __init__(self, shape: Shape, settings: Settings, weights: Weights, seeds: Sequence[int]):
         self._model = ActorCritic(shape.leaves, shape.actions, settings)
         self._weights, self._buffer = weights, np.empty(weights.size, np.uint8)
-        self._any = settings.lag == ANY
+        self._uses_newest = settings.lag == ANY
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._drawn: SampledActions | None = None
+        self._sampled: SampledActions | None = None
         self._version = -1
 
     def begin(self, group: int, version: int) -> int:
-        self._version = _read(self._weights, self._buffer, None if self._any else version)
+        self._version = _read(self._weights, self._buffer, None if self._uses_newest else version)
         set_weights(self._model, self._buffer)
         return self._version
 
     def request(self, group: int, observed: Sequence[Array], state: Array) -> None:
-        self._drawn = sample_actions(self._model, observed, state, self._generators[group], self._version)
+        self._sampled = sample_actions(self._model, observed, state, self._generators[group], self._version)
 
     def result(self, group: int) -> SampledActions:
-        assert self._drawn is not None
-        return self._drawn
+        assert self._sampled is not None
+        return self._sampled
 
 
 @torch.inference_mode()
@@ -84,18 +84,18 @@ def sample_actions(
 ) -> SampledActions:
     """Sample actions for a batch of observations."""
     device = str(generator.device)
-    distribution, values, after = model(tensors(observed, device), torch.from_numpy(state).to(device))
+    distribution, values, next_state = model(tensors(observed, device), torch.from_numpy(state).to(device))
     actions = distribution.sample(generator)
-    parts = actions, distribution.log_prob(actions), model.value(values), after
-    taken, logprob, values, after = (part.cpu().numpy() for part in parts)
-    return SampledActions(taken, logprob, values, after, version)
+    parts = actions, distribution.log_prob(actions), model.value(values), next_state
+    sampled, logprob, values, next_state = (part.cpu().numpy() for part in parts)
+    return SampledActions(sampled, logprob, values, next_state, version)
 
 
 @dataclass(frozen=True)
 class InferenceClient:
     """Requests to a server. Picklable to processes that are being started.
 
-    arrays: one set per group of each worker. requests, answers (of each worker): messages with the index of a set.
+    arrays: one set per group of each worker. requests, answers (one per worker): pipes with indices of sets.
     """
 
     arrays: SharedArrays
@@ -141,18 +141,18 @@ class ServedModel:
         while index not in self._arrived:
             if self._over.is_set():
                 raise Stopped
-            if has_more(self._answers, _LOOK_SECONDS):
+            if has_more(self._answers, _HEARTBEAT_SECONDS):
                 try:
                     message = take(self._answers)
                 except EOFError:  # the server is gone; the driver restarts it
-                    self._over.wait(_LOOK_SECONDS)
+                    self._over.wait(_HEARTBEAT_SECONDS)
                     continue
                 if message.life == self._life:
                     self._arrived.add(message.slot)
         self._arrived.discard(index)
         array = self._client.arrays.array
-        actions, logprob, values, after = (array(index, name).copy() for name in SampledActions._fields[:4])
-        return SampledActions(actions, logprob, values, after, int(array(index, "version")))
+        actions, logprob, values, next_state = (array(index, name).copy() for name in SampledActions._fields[:4])
+        return SampledActions(actions, logprob, values, next_state, int(array(index, "version")))
 
 
 def serve(
@@ -169,27 +169,27 @@ def serve(
     model = ActorCritic(shape.leaves, shape.actions, settings).to(settings.device)
     generator = torch.Generator(settings.device).manual_seed(seed)
     buffer = np.empty(weights.size, np.uint8)
-    have, looked = -1, time.monotonic()
+    loaded, last_heartbeat = -1, time.monotonic()
     while True:
-        ready = wait([requests, control], _LOOK_SECONDS)
+        ready = wait([requests, control], _HEARTBEAT_SECONDS)
         if control in ready:
             with contextlib.suppress(OSError):  # the driver is gone
                 control.send(("ended", None))
             return
-        if time.monotonic() - looked > _LOOK_SECONDS:
-            looked = time.monotonic()
+        if time.monotonic() - last_heartbeat > _HEARTBEAT_SECONDS:
+            last_heartbeat = time.monotonic()
             control.send(("running", None))
         messages = []
         while has_more(requests):
             messages.append(take(requests))
         for version, group in itertools.groupby(sorted(messages, key=lambda t: t.version), lambda t: t.version):
             wanted = weights.newest if settings.lag == ANY else version
-            if wanted != have:
-                have = _read(weights, buffer, None if settings.lag == ANY else version)
+            if wanted != loaded:
+                loaded = _read(weights, buffer, None if settings.lag == ANY else version)
                 set_weights(model, buffer)
-            asked = list(group)
-            _answer(shape, arrays, model, generator, asked, have)
-            for message in asked:
+            batch = list(group)
+            _answer(shape, arrays, model, generator, batch, loaded)
+            for message in batch:
                 with contextlib.suppress(OSError):  # the worker is gone and will be restarted
                     put(answers[message.slot // settings.splits], message)
 
@@ -216,9 +216,9 @@ def _answer(
         np.concatenate([array(message.slot, f"observations.{leaf}") for message in messages]) for leaf in leaves
     ]
     state = np.concatenate([array(message.slot, "before") for message in messages])
-    found = sample_actions(model, observed, state, generator, version)
+    sampled = sample_actions(model, observed, state, generator, version)
     for number, message in enumerate(messages):
         rows = slice(number * lanes, (number + 1) * lanes)
         for name in SampledActions._fields[:4]:
-            array(message.slot, name)[...] = getattr(found, name)[rows]
+            array(message.slot, name)[...] = getattr(sampled, name)[rows]
         array(message.slot, "version")[...] = version

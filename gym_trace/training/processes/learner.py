@@ -1,4 +1,4 @@
-"""Learner process: takes rollouts, learns, logs, publishes weights, and returns the slots."""
+"""Learner process: take rollouts, learn, log, publish weights, and return the slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gym_trace.training.proof.state import kernels, made_with
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Run, Update, restart_advice, steps_now
 from gym_trace.training.settings import ANY
-from gym_trace.training.versions import BEST, learn_again, load_newest
+from gym_trace.training.versions import BEST, load_newest, relearn
 
 
 class LearnerProcess:
@@ -41,19 +41,19 @@ class LearnerProcess:
         self._buffer, self._weights, self._full, self._frees = buffer, weights, full, frees
         self._run = Run(task.path)
         self._log = self._run.open_log()
-        total = settings.updates_of(self._run.about.get("steps"))  # before extensions, which the log has
+        total = settings.updates_of(self._run.about.get("steps"))  # without extensions, which are in the log
         self._learner = Learner(*task.spaces, settings, task.seed, total)
         self._lives = [0] * settings.workers
-        self._each = settings.slots_per_split * settings.splits  # slots of a worker
+        self._slots_per_worker = settings.slots_per_split * settings.splits
         splits = settings.workers * settings.splits
         self._waiting: list[deque[int]] = [deque() for _ in range(splits)]  # slots to learn from
         self._arrived: deque[int] = deque()  # slots in order of arrival, for lag "any"
         self._over = False
         self._dropped = 0
-        self._least = 0  # rollouts of earlier versions are another policy's
+        self._min_version = 0  # rollouts of earlier versions come from another policy
         self._mean, self._best = MeanReturn(), -math.inf
-        self._introduced: set[str] = set()  # writers in the log
-        self._began = self._saved_at = self._milestone_at = time.monotonic()
+        self._logged_writers: set[str] = set()  # writers whose seed is in the log
+        self._started_at = self._saved_at = self._milestone_at = time.monotonic()
 
     def run(self) -> None:
         self.begin()
@@ -65,14 +65,14 @@ class LearnerProcess:
         run, learner = self._run, self._learner
         remove_left(run.checkpoints)
         log = run.log
-        updates, self._introduced = log.updates, set(log.seeds)
+        updates, self._logged_writers = log.updates, set(log.seeds)
         self._log.append(START, {"time": time.time(), "save_best": self._task.save_best, **made_with(), **kernels()})
         if not updates:
             updates = [Update(0, (), 0, learner.digest())]
             self._log.append(UPDATE, updates[0].plain())
         load_newest(learner, {version: run.checkpoint(version) for version in run.saved() if version < len(updates)})
         try:
-            for _ in learn_again(run, learner, updates[learner.version :]):
+            for _ in relearn(run, learner, updates[learner.version :]):
                 pass
         except CorruptTrace as error:
             raise CorruptTrace(f"{error}; or {restart_advice(run)}") from error
@@ -83,15 +83,15 @@ class LearnerProcess:
         if (limit := self._task.updates) is not None and limit != self._settings.updates_of(steps_now(run)):
             self._adopt({"steps": limit * self._settings.batch_steps})
         self._publish()
-        for slot in range(self._each * self._settings.workers):
+        for slot in range(self._slots_per_worker * self._settings.workers):
             self._free(slot)
         self.say("running", (learner.version, self._steps))
         self._idle_since = time.perf_counter()
 
     def _restore_best(self, updates: Sequence[Update]) -> None:
-        """Continue the mean return of the last episodes; save the best version if a kill left that out."""
-        taken = max(update.version for update in updates if update.version == 0 or "checkpoint" in update.changed)
-        own = [update.rollouts for update in updates[taken:]]
+        """Continue the mean return of the last episodes; save the best version if a kill prevented that."""
+        takeover = max(update.version for update in updates if update.version == 0 or "checkpoint" in update.changed)
+        own = [update.rollouts for update in updates[takeover:]]
         if any(own):
             self._mean.restore(own, RecordedRollouts(open_trace(self._run.trace), self._task.shape))
         means = {update.version: update.results[MEAN] for update in updates if MEAN in update.results}
@@ -104,15 +104,15 @@ class LearnerProcess:
         self._weights.publish(self._learner.version, self._learner.weights())
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Return True if another update follows."""
         limit = self._task.updates
         return not self._over and (limit is None or self._steps < limit * self._settings.batch_steps)
 
     def turn(self, seconds: float = 0.0) -> bool:
-        """Make an update if enough rollouts are there, or wait up to `seconds`. Return False after the last one."""
+        """Make an update if there are enough rollouts, or wait up to `seconds`. Return False after the last update."""
         self._listen(0.0)
-        if not self.goes_on:
+        if not self.continues:
             self._save()
             self.say("ended", self._learner.version)
             return False
@@ -140,7 +140,7 @@ class LearnerProcess:
         """Take the rollouts and orders that have arrived."""
         ready = wait([self._full, self._control], seconds)
         if self._control in ready:
-            self._obey()
+            self._handle_order()
         if self._full in ready:
             self._take_all()
 
@@ -151,17 +151,17 @@ class LearnerProcess:
             except EOFError:  # driver and workers are gone
                 self._over = True
                 return
-            self._introduce(slot)
+            self._log_writer(slot)
             if self._settings.lag == ANY:
                 self._arrived.append(slot)
             else:
                 self._waiting[slot // self._settings.slots_per_split].append(slot)
 
-    def _introduce(self, slot: int) -> None:
-        """Log the generator of a worker before its first rollout."""
+    def _log_writer(self, slot: int) -> None:
+        """Log the seed of a worker's generator before its first rollout."""
         writer, seed = self._buffer.origin(slot).writer, self._buffer.seed(slot)
-        if writer not in self._introduced and seed >= 0:
-            self._introduced.add(writer)
+        if writer not in self._logged_writers and seed >= 0:
+            self._logged_writers.add(writer)
             self._log.append(WORKER, [writer, seed])
 
     def _next(self) -> list[int] | None:
@@ -179,7 +179,7 @@ class LearnerProcess:
 
     def _drop(self) -> None:
         """Return slots of rollouts that are too old."""
-        oldest = self._least
+        oldest = self._min_version
         if self._settings.lag == ANY:
             oldest = max(oldest, self._learner.version - self._settings.max_lag)
         dropped = []
@@ -187,7 +187,7 @@ class LearnerProcess:
             for slot in [slot for slot in slots if self._buffer.origin(slot).version < oldest]:
                 slots.remove(slot)
                 origin = self._buffer.origin(slot)
-                is_other = origin.version < self._least
+                is_other = origin.version < self._min_version
                 reason = OF_ANOTHER if is_other else TOO_OLD.format(self._settings.max_lag)
                 dropped.append([*origin, reason])
                 self._dropped += 1
@@ -196,11 +196,11 @@ class LearnerProcess:
             self._log.append(DROPPED, dropped)
 
     def _free(self, slot: int) -> None:
-        worker = slot // self._each
+        worker = slot // self._slots_per_worker
         with contextlib.suppress(OSError):  # the worker is gone and will be restarted
             put(self._frees[worker], Message(slot, self._lives[worker], self._learner.version))
 
-    def _obey(self) -> None:
+    def _handle_order(self) -> None:
         try:
             kind, fact = self._control.recv()
         except (EOFError, OSError):
@@ -222,7 +222,7 @@ class LearnerProcess:
         self._take_all()
         self._lives[worker] = life
         held = {slot for slots in self._waiting for slot in slots} | set(self._arrived)
-        for slot in range(worker * self._each, (worker + 1) * self._each):
+        for slot in range(worker * self._slots_per_worker, (worker + 1) * self._slots_per_worker):
             if slot not in held:
                 self._free(slot)
 
@@ -230,7 +230,7 @@ class LearnerProcess:
         """Make a version that takes over another policy's checkpoint and other settings."""
         learner = self._learner
         learner.adopt(changed, self._run.checkpoints)
-        self._least = learner.version
+        self._min_version = learner.version
         if "checkpoint" in changed:
             self._mean = MeanReturn()  # another policy played the episodes before
         self._log.append(UPDATE, Update(learner.version, (), self._steps, learner.digest(), {}, changed).plain())
@@ -245,9 +245,9 @@ class LearnerProcess:
         try:
             losses = learner.learn([self._buffer.rollout(slot) for slot in slots]) if self._task.learn else {}
         except TrainingFailed as error:
-            raise TrainingFailed(f"{error}: {self._named(slots, origins)}") from error
+            raise TrainingFailed(f"{error}: {self._failed_update(slots, origins)}") from error
         self._steps += self._settings.batch_steps
-        losses["seconds"] = self._seconds + time.monotonic() - self._began
+        losses["seconds"] = self._seconds + time.monotonic() - self._started_at
         mean = self._mean.add([self._buffer.returns(slot) for slot in slots])
         if self._task.learn:
             results = losses if mean is None else {**losses, MEAN: mean}
@@ -269,8 +269,8 @@ class LearnerProcess:
         }
         self.say("update", {**losses, **facts})
 
-    def _named(self, slots: Sequence[int], origins: Sequence[Origin]) -> str:
-        """Name the failed update, and the step that is to blame, or its episodes."""
+    def _failed_update(self, slots: Sequence[int], origins: Sequence[Origin]) -> str:
+        """Return text for the failed update: the step that caused it, or the episodes."""
         recorded = RecordedRollouts(trace := open_trace(self._run.trace), self._task.shape)
         for slot, origin in zip(slots, origins):
             if (found := self._buffer.rollout(slot).not_finite()) is not None:

@@ -20,25 +20,25 @@ from gym_trace.training.processes.inference import InferenceClient, client_field
 from gym_trace.training.processes.learner import LearnerProcess, learn
 from gym_trace.training.processes.shared import PolicyTask, RolloutBuffer, SharedArrays, Weights
 
-_MOST_FAILURES = 3
-_PATIENCE = 20.0  # seconds for processes to save everything
+_MAX_FAILURES = 3
+_SAVE_SECONDS = 20.0  # in which processes save everything
 _PRELOADED = [
     *("gym_trace.training.processes.actor", "gym_trace.training.processes.learner"),
     "torch._dynamo",  # PyTorch imports it when an optimizer is made
 ]
-_FATAL = (TrainingFailed, CorruptTrace, InvalidOption, RecordingError)  # another attempt would raise them again
+_FATAL = (TrainingFailed, CorruptTrace, InvalidOption, RecordingError)  # they would recur
 _LEARNER, _SERVER = "learner", "server"  # keys; those of workers are their numbers
 
 ProcessReport = tuple[str, int, str, Any]  # "worker" or "learner", its number, kind, fact
 
 
 class PolicyProcesses:
-    """Start and hear the processes of a policy until the learner has ended, or they are stopped.
+    """Start the processes of a policy, and receive their reports, until the learner ends or they are stopped.
 
     The processes share memory, so they run on this machine.
 
     Args:
-        event: called with a kind and facts for each entry of the log.
+        event: called with kind and facts for each entry of the event log.
         name: prefix of the process names.
     """
 
@@ -68,14 +68,14 @@ class PolicyProcesses:
             self._members,
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,
-            max_failures=_MOST_FAILURES,
+            max_failures=_MAX_FAILURES,
         )
         self.trouble = ""
         self.stopping = False
         self._shaping = settings.reward_shaping
         self._last_crash, self._crashes = ("", 0), 0  # error and step of an environment; how many in a row
         self._pipes: list[Connection] = []  # our ends
-        self._lives = task.life  # starts of everything; the seeds of workers differ after each
+        self._lives = task.life  # number of starts of everything; each has its own seeds
 
     # -- start --------------------------------------------------------------------------------------------------------
 
@@ -174,12 +174,12 @@ class PolicyProcesses:
     # -- losses -------------------------------------------------------------------------------------------------------
 
     def _crashed(self, error: str, step: int, is_passed: bool) -> None:
-        """Count crashes in the same step of each episode that got there."""
+        """Count consecutive crashes with the same error in the same step, unless an episode got past it."""
         self._crashes = 0 if is_passed else self._crashes + 1 if (error, step) == self._last_crash else 1
         self._last_crash = error, step
 
     def _lost(self, key: Key, lost: Lost) -> None:
-        """Restart a worker; after the learner or the server, restart everything from the log: the rest is lost."""
+        """Restart a worker; if the learner or the server was lost, restart everything from the log."""
         is_core = key in (_LEARNER, _SERVER)
         if self.stopping and key != _LEARNER:
             self._members[key].state = "ended"
@@ -193,26 +193,26 @@ class PolicyProcesses:
         if lost.kind is not None and issubclass(lost.kind, _FATAL):
             kind = CorruptTrace if issubclass(lost.kind, CorruptTrace) else TrainingFailed
             raise kind(self.trouble)
-        refused = self._fleet.retry(key)
-        if self._crashes > _MOST_FAILURES:
-            refused = f"it failed {self._crashes} times in this step, and no episode got past it"
+        reason_against = self._fleet.retry(key)
+        if self._crashes > _MAX_FAILURES:
+            reason_against = f"it failed {self._crashes} times in this step, and no episode got past it"
         who, number = (key, 0) if is_core else ("worker", key)
-        self._event("death" if refused else "restart", who=who, number=number, reason=lost.reason,
+        self._event("death" if reason_against else "restart", who=who, number=number, reason=lost.reason,
                     traceback=lost.traceback)  # fmt: skip
-        if refused:
-            each = f" of each of its {self._fleet.restarts + 1} failures" if self._fleet.restarts else ""
-            where = f"; events.jsonl of the run has the traceback{each}" if lost.traceback else ""
-            raise TrainingFailed(f"{self.trouble}; {refused}{where}")
+        if reason_against:
+            per_failure = f" of each of its {self._fleet.restarts + 1} failures" if self._fleet.restarts else ""
+            hint = f"; events.jsonl of the run has the traceback{per_failure}" if lost.traceback else ""
+            raise TrainingFailed(f"{self.trouble}; {reason_against}{hint}")
         if is_core:
             self.start()
 
     # -- stop ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ask the learner to save and end, and then the workers; see is_over."""
+        """Ask the learner to save and end; the workers follow. See is_over."""
         if not self.stopping:
             self.stopping = True
-            self._deadline = time.monotonic() + _PATIENCE
+            self._deadline = time.monotonic() + _SAVE_SECONDS
             if self.learner.state == "starting":  # it has nothing to save, and does not listen yet
                 self.close()
             self.tell(("stop", None))
@@ -220,7 +220,7 @@ class PolicyProcesses:
     def end_workers(self) -> None:
         """Stop the other processes when the learner has ended."""
         self.stopping = True
-        self._deadline = time.monotonic() + _PATIENCE
+        self._deadline = time.monotonic() + _SAVE_SECONDS
         for key in self._members:
             if key != _LEARNER:
                 self._fleet.send(key, None)
@@ -255,7 +255,7 @@ class InlineProcesses:
         self._task, self._make_env = task, make_env
         self.workers, self.restarts, self.trouble = [Member("running")], 0, ""
         self.stopping = self.is_over = False
-        self._said: list[ProcessReport] = []
+        self._reports: list[ProcessReport] = []
         self._pipes: list[Connection] = []
         self._learner: LearnerProcess | None = None
         self._worker: RolloutWorker | None = None
@@ -263,19 +263,19 @@ class InlineProcesses:
         self._rollouts: Generator[None] = (none for none in list[None]())
 
     def prepare(self) -> None:
-        """Do nothing: no process to wait for."""
+        """Do nothing: there is no process to wait for."""
 
     def start(self) -> None:
         task, settings = self._task, self._task.settings
         (full, full_in), (free, free_in), (orders, self._orders) = (Pipe(duplex=False) for _ in range(3))
         self._pipes = [full, full_in, free, free_in, orders, self._orders]
         buffer, weights = RolloutBuffer(task.shape, settings.splits * settings.slots_per_split), Weights(task.weights)
-        control: Any = _Control(_LEARNER, orders, self._said)
+        control: Any = _Control(_LEARNER, orders, self._reports)
         self._learner = LearnerProcess(control, task, buffer, weights, full, [free_in])
         self._learner.begin()
-        control = _Control("worker", orders, self._said)
-        own = replace(task, seed=task.seed + (task.life << 32))
-        self._worker = RolloutWorker(Actor(own, self._make_env, 0, 0, buffer, weights, free, full_in), control)
+        control = _Control("worker", orders, self._reports)
+        worker_task = replace(task, seed=task.seed + (task.life << 32))
+        self._worker = RolloutWorker(Actor(worker_task, self._make_env, 0, 0, buffer, weights, free, full_in), control)
         self._worker.shaping = self._shaping
         self._rollouts = self._worker.rollouts()
 
@@ -289,15 +289,15 @@ class InlineProcesses:
         """Collect a rollout, and make an update if there is enough for one. Never waits."""
         if not self.is_over and self._learner is not None:
             self.is_over = True  # if the rest raises
-            if self._worker is not None and self._learner.goes_on and not self.stopping:
+            if self._worker is not None and self._learner.continues and not self.stopping:
                 try:
                     next(self._rollouts)
                 except Exception as error:
                     self._worker.refuse_misfit(error)
                     raise
             self.is_over = not self._learner.turn()
-        said, self._said[:] = list(self._said), []
-        yield from said
+        reports, self._reports[:] = list(self._reports), []
+        yield from reports
 
     def tell(self, message: Any) -> None:
         self._orders.send(message)
@@ -321,9 +321,9 @@ class InlineProcesses:
 class _Control:
     """Control connection of a learner or a worker in this process; it never blocks."""
 
-    def __init__(self, who: str, orders: Connection, said: list[ProcessReport]):
+    def __init__(self, who: str, orders: Connection, reports: list[ProcessReport]):
         self.fileno, self.recv = orders.fileno, orders.recv
-        self._who, self._said = who, said
+        self._who, self._reports = who, reports
 
     def send(self, message: tuple[str, Any]) -> None:
-        self._said.append((self._who, 0, *message))
+        self._reports.append((self._who, 0, *message))

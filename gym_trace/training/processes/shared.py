@@ -1,7 +1,7 @@
-"""Task, memory and pipes that the processes of a policy share. The kernel frees the memory after the last of them.
+"""Task, memory and pipes that the processes of a policy share. The kernel frees the memory after the last process.
 
-Messages of data go through pipes as numbers of 8 bytes, which the kernel writes and reads whole: a process that is
-killed leaves no lock behind, and no half message.
+Messages are numbers of 8 bytes, which the kernel writes to a pipe and reads whole: a killed process leaves no lock and
+no half message.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PolicyTask:
 
     Attributes:
         path: directory of the run. spaces: of observations and actions. weights: bytes of the network's weights.
-        updates: limit of the run; None: no limit. learn: False only takes rollouts.
+        updates: limit of the run; None: no limit. learn: False: only take rollouts.
         begins: checkpoint of another run or policy that version 1 takes over, see Learner.adopt().
-        life: number of earlier starts of the run, so that workers have other seeds than then.
+        life: number of earlier starts of the run, so that each start has its own seeds.
         objective: key of the last info of an episode whose value workers report; None: nothing.
     """
 
@@ -77,7 +77,7 @@ class RolloutBuffer:
 
     def __init__(self, shape: Shape, count: int):
         self._names = list(shape.fields())
-        own = {"writer": ((), WRITER), "place": ((3,), np.int64), "returns": ((shape.steps, shape.lanes), np.float64)}
+        own = {"writer": ((), WRITER), "origin": ((3,), np.int64), "returns": ((shape.steps, shape.lanes), np.float64)}
         self._arrays = SharedArrays({**shape.fields(), **own}, count)
 
     def rollout(self, slot: int) -> Rollout:
@@ -85,20 +85,20 @@ class RolloutBuffer:
         return Rollout.of({name: self._arrays.array(slot, name) for name in self._names})
 
     def returns(self, slot: int) -> Array:
-        """Return the array of returns, (steps, lanes): of episodes at their last step, and NaN elsewhere."""
+        """Return the array (steps, lanes) with the return of each episode at its last step, and NaN elsewhere."""
         return self._arrays.array(slot, "returns")
 
     def origin(self, slot: int) -> Origin:
-        first_step, version, _ = self._arrays.array(slot, "place").tolist()
+        first_step, version, _ = self._arrays.array(slot, "origin").tolist()
         return Origin(self._arrays.array(slot, "writer").item().decode(), first_step, version)
 
     def seed(self, slot: int) -> int:
-        """Return the seed of the writer's generator of actions; -1 if a server draws them."""
-        return int(self._arrays.array(slot, "place")[2])
+        """Return the seed of the generator of a writer's actions; -1 if a server samples them."""
+        return int(self._arrays.array(slot, "origin")[2])
 
     def set_origin(self, slot: int, origin: Origin, seed: int = -1) -> None:
         self._arrays.array(slot, "writer")[...] = origin.writer.encode()
-        self._arrays.array(slot, "place")[...] = origin.first_step, origin.version, seed
+        self._arrays.array(slot, "origin")[...] = origin.first_step, origin.version, seed
 
 
 class Weights:
@@ -111,7 +111,7 @@ class Weights:
 
     @property
     def _versions(self) -> Array:
-        return np.ndarray((3,), np.int64, self._memory.buffer)  # the newest, and that of each half of the memory
+        return np.ndarray((3,), np.int64, self._memory.buffer)  # newest version, and version in each half of the memory
 
     def _half(self, version: int) -> Array:
         return np.ndarray((self.size,), np.uint8, self._memory.buffer, _ALIGNED + version % 2 * self.size)
@@ -130,7 +130,7 @@ class Weights:
         versions[0] = version
 
     def read(self, out: Array, version: int | None = None) -> int:
-        """Copy this version, or the latest one, and return its number. Raises LookupError if it is gone."""
+        """Copy this version, or the latest one, and return its number. Raises LookupError if it is missing."""
         versions = self._versions
         while True:
             wanted = int(versions[0]) if version is None else version
@@ -139,7 +139,7 @@ class Weights:
                 if versions[1 + wanted % 2] == wanted:
                     return wanted
             if version is not None:
-                raise LookupError(f"the weights of version {version} are gone, or were never there")
+                raise LookupError(f"the weights of version {version} are not in memory")
 
 
 def _allocated(size: int) -> Arena:
@@ -174,5 +174,5 @@ def take(pipe: Connection) -> Message:
 
 
 def has_more(pipe: Connection, seconds: float = 0.0) -> bool:
-    """Return True if a message is there, waiting up to `seconds`."""
+    """Wait up to `seconds` for a message; return True if there is one."""
     return bool(select.select([pipe], [], [], seconds)[0])

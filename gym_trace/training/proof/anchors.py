@@ -1,4 +1,4 @@
-"""The head of a log, written to where it can be published: a later forgery of the run then shows."""
+"""Publish the head of a log, so that a later forgery of the run shows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gym_trace.training.proof.result import Proof, tally
 GIT_NOTE = "git-note"
 _REF = "gym-trace"
 _KEY = "gym_trace_log"
-_MOST = 16 << 20  # bytes of anchors
-_SECONDS = 60.0  # time limit of one git command
+_MAX_BYTES = 16 << 20  # of anchors
+_GIT_SECONDS = 60.0  # limit on one git command
 # Opening a pipe without a reader would block.
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
 
@@ -29,7 +29,7 @@ def write_anchor(log: Chain | str | os.PathLike[str], where: str) -> str:
     """Append the head of a log to a file, or with "git-note" to the notes of the current commit, as a line of JSON.
 
     Args:
-        log: directory of the log, of the trace beside it, or of a training run.
+        log: directory of the log, of its trace, or of a training run.
         where: path of a file, or "git-note".
 
     Returns:
@@ -55,9 +55,9 @@ def write_anchor(log: Chain | str | os.PathLike[str], where: str) -> str:
 
 
 def check_anchor(chain: Chain, where: str, proof: Proof) -> None:
-    """Check that the log continues every anchor that a file, or the notes of a git repository, have of it.
+    """Check that the log continues each of its anchors in a file, or in the notes of a git repository.
 
-    Raises ReplayDiverged if they are missing, or if one is not in the log; InvalidOption.
+    Raises ReplayDiverged if it has no anchor, or an anchor is not in the log; InvalidOption.
     """
     heads = [entry.head.hex() for entry in chain.entries()]
     anchors = [anchor for anchor in _anchors(where) if anchor.get("first") in heads[:1]]
@@ -79,11 +79,11 @@ def _anchors(where: str) -> list[dict[str, Any]]:
     else:
         try:
             with open(open_regular(os.path.realpath(where), os.O_RDONLY), encoding="utf-8") as file:
-                text = file.read(_MOST + 1)
+                text = file.read(_MAX_BYTES + 1)
         except (OSError, ValueError) as error:
             raise InvalidOption(f"{where}: cannot be read: {error}") from error
-        if len(text) > _MOST:
-            raise InvalidOption(f"{where}: is larger than {_MOST >> 20} MiB; pass a file of anchors")
+        if len(text) > _MAX_BYTES:
+            raise InvalidOption(f"{where}: is larger than {_MAX_BYTES >> 20} MiB; pass a file of anchors")
     found = []
     for line in text.split("\n"):
         try:
@@ -99,27 +99,27 @@ def _git(*arguments: str, text: str = "") -> str:
     """Run git in the current directory, whose repository is untrusted. text: its input. Raises InvalidOption."""
     command = inert_git(*arguments)
     command["env"]["GIT_NO_REPLACE_OBJECTS"] = "1"
-    with TemporaryFile() as given, TemporaryFile() as errors:
-        given.write(text.encode())
-        given.seek(0)
+    with TemporaryFile() as input_file, TemporaryFile() as errors:
+        input_file.write(text.encode())
+        input_file.seek(0)
         try:
-            process = subprocess.Popen(**{**command, "stdin": given}, stdout=subprocess.PIPE, stderr=errors)
+            process = subprocess.Popen(**{**command, "stdin": input_file}, stdout=subprocess.PIPE, stderr=errors)
         except OSError as error:
             raise InvalidOption(f"{GIT_NOTE}: git cannot be run: {error.strerror}") from error
-        late = threading.Timer(_SECONDS, process.kill)  # a pipe in place of one of its files would never end
-        late.start()
+        timer = threading.Timer(_GIT_SECONDS, process.kill)  # if a pipe replaces one of its files, git never ends
+        timer.start()
         try:
             with process:
                 assert process.stdout is not None
-                said = process.stdout.read(_MOST + 1)
-                if len(said) > _MOST:
+                output = process.stdout.read(_MAX_BYTES + 1)
+                if len(output) > _MAX_BYTES:
                     process.kill()
         finally:
-            late.cancel()
+            timer.cancel()
         errors.seek(0)
         problem = errors.read(1 << 10).decode(errors="replace").strip()
-    if len(said) > _MOST:
-        raise InvalidOption(f"{GIT_NOTE}: the notes are larger than {_MOST >> 20} MiB")
+    if len(output) > _MAX_BYTES:
+        raise InvalidOption(f"{GIT_NOTE}: the notes are larger than {_MAX_BYTES >> 20} MiB")
     if process.returncode:
-        raise InvalidOption(f"{GIT_NOTE}: git: {problem or f'ended by signal, perhaps after {_SECONDS} seconds'}")
-    return str(said, errors="replace")
+        raise InvalidOption(f"{GIT_NOTE}: git: {problem or f'ended by signal, perhaps after {_GIT_SECONDS} seconds'}")
+    return str(output, errors="replace")

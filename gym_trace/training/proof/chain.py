@@ -1,4 +1,4 @@
-"""Log of entries, each with the digest of the one before: what is changed, removed or put in between shows."""
+"""Log of entries, each with the digest of the one before: changed, removed and inserted entries show."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gym_trace.format.manifest import json_of
 from gym_trace.storage.local import lock, open_regular, size_on_disk
 from gym_trace.training.proof.result import Proof
 
-_MOST_ENTRY = 1 << 30  # bytes
-_MOST_ABOUT = 16 << 20
-_FRAME = 16
-_PATIENCE = 60.0  # seconds for the previous writer to end
+_MAX_ENTRY_BYTES = 1 << 30
+_MAX_ABOUT_BYTES = 16 << 20
+_FRAME_BYTES = 16
+_WRITER_SECONDS = 60.0  # in which the previous writer ends
 
 ABOUT = "proof.json"  # begins the log of an UpdateLog; run.json begins that of a training run
 START, UPDATE, END = "start", "update", "end"  # kinds of entries
 
 
-def directory_of(place: str | os.PathLike[str]) -> Path:
-    """Return the directory of a log: itself, or the one beside a trace."""
-    path = Path(place).absolute()
+def directory_of(directory: str | os.PathLike[str]) -> Path:
+    """Return the directory of a log, given itself or the trace."""
+    path = Path(directory).absolute()
     is_trace = any(path.glob("*.manifest.jsonl"))
     return path.with_name(path.name + ".proof") if is_trace else path
 
@@ -40,7 +40,7 @@ class LogEntry(NamedTuple):
     """Entry of a log.
 
     Attributes:
-        kind: "start", "update", "end" …; "" in logs of releases before the chain. content: plain data.
+        kind: "start", "update", "end" …; "" in logs of older releases, without digests. content: plain data.
         at, end: offsets of its body. head: digest of everything up to this entry.
     """
 
@@ -55,7 +55,7 @@ class Chain:
     """Log in a file, updates.msgpack.
 
     Args:
-        about: file beside it, whose bytes the first entry follows. advice: returns what to do about a damaged log.
+        about: file beside it; the first entry has its digest. advice: returns what to do if the log is damaged.
     """
 
     def __init__(self, about: Path, advice: Callable[[], str] = lambda: "restore a copy, or train again"):
@@ -70,8 +70,8 @@ class Chain:
 
     def _about_bytes(self) -> bytes:
         with open(open_regular(self.about, os.O_RDONLY), "rb") as file:
-            raw = file.read(_MOST_ABOUT + 1)
-        if len(raw) > _MOST_ABOUT:
+            raw = file.read(_MAX_ABOUT_BYTES + 1)
+        if len(raw) > _MAX_ABOUT_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return raw
 
@@ -86,7 +86,7 @@ class Chain:
     def entries(self) -> Iterator[LogEntry]:
         """Yield the entries. An unfinished last one is skipped.
 
-        Raises CorruptTrace for a damaged one, and for one that does not follow the one before.
+        Raises CorruptTrace for a damaged entry, and for one without the digest of the entry before.
         """
         head = b""
         for at, body in self._bodies():
@@ -122,7 +122,7 @@ class Chain:
         return CorruptRun(problem, self.path, self._advice())
 
     def _bodies(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the offset of each body, and the body."""
+        """Yield offset and bytes of each body."""
         try:
             fd = open_regular(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -134,29 +134,29 @@ class Chain:
                 whole, at = size_on_disk(fd, self.path), 0
             except CorruptTrace as error:
                 raise self.damaged(error.problem) from error
-            while len(head := file.read(_FRAME)) == _FRAME:
+            while len(head := file.read(_FRAME_BYTES)) == _FRAME_BYTES:
                 size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
-                at += _FRAME
-                if head != frame(size, checksum) or size > _MOST_ENTRY:
-                    raise self.damaged(f"no entry at byte {at - _FRAME}")
+                at += _FRAME_BYTES
+                if head != frame(size, checksum) or size > _MAX_ENTRY_BYTES:
+                    raise self.damaged(f"no entry at byte {at - _FRAME_BYTES}")
                 if at + size > whole:
                     return
                 body = file.read(size)
                 if zlib.crc32(body) != checksum:
-                    raise self.damaged(f"checksum mismatch of the entry at byte {at - _FRAME}")
+                    raise self.damaged(f"checksum mismatch of the entry at byte {at - _FRAME_BYTES}")
                 yield at, body
                 at += size
 
     def open(self, patience: float | None = None) -> ChainWriter:
         """Open the log to append entries, and cut off an unfinished one.
 
-        Waits for the previous writer, which may still save, for 60 seconds or those of patience. Raises OSError,
+        Waits up to `patience` seconds (None: 60) for the previous writer, which may still save. Raises OSError,
         CorruptTrace, InvalidOption.
         """
         fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the writer
         try:
-            until = time.monotonic() + (_PATIENCE if patience is None else patience)
+            until = time.monotonic() + (_WRITER_SECONDS if patience is None else patience)
             while not lock(file.fileno()):
                 if time.monotonic() > until:
                     raise InvalidOption(f"{self.path}: another process still writes to it; wait for it to end")
@@ -173,7 +173,7 @@ class Chain:
 
 
 class ChainWriter:
-    """Open log, locked for other writers.
+    """Open log; other writers are locked out.
 
     Attributes:
         kinds: number of entries of each kind when it was opened.
@@ -185,7 +185,7 @@ class ChainWriter:
     def append(self, kind: str, content: Any) -> None:
         """Add an entry. Raises RecordingError, and leaves the log unchanged."""
         body: bytes = msgpack.packb([self._head, kind, content])
-        if len(body) > _MOST_ENTRY:
+        if len(body) > _MAX_ENTRY_BYTES:
             raise RecordingError(f"log of updates: an update of {len(body):,} bytes; pass less, or Steps")
         entry = frame(len(body), zlib.crc32(body)) + body
         end = os.fstat(self._file.fileno()).st_size
@@ -213,7 +213,7 @@ class ChainWriter:
 
 
 def count_entries(kinds: Counter[str], known: Iterable[str], about: str, proof: Proof) -> None:
-    """Say how many entries a log has, and of which other kinds. about: name of the file that it follows."""
+    """Add the number of entries to the proof, and those of unknown kinds. about: name of the file beside the log."""
     proof.proved.append(f"log: {kinds.total():,} entries, each with the digest of the one before, from {about} on")
     for kind in sorted(kinds.keys() - set(known)):
         proof.unproved.append(f"{kinds[kind]:,} entries of the log: of the unknown kind {kind!r:.40}")
@@ -236,8 +236,8 @@ def digest(*parts: bytes) -> bytes:
 
 
 def frame(size: int, checksum: int) -> bytes:
-    """Return the head of a body: with it, a MessagePack array of size, checksum and body.
+    """Return the bytes before a body; together they are a MessagePack array of size, checksum and body.
 
-    The size is there twice, which distinguishes an unfinished entry from one whose size was changed.
+    The size is stored twice, to distinguish an unfinished entry from one whose size was changed.
     """
     return b"\x93\xce%b\xce%b\xc6%b" % tuple(number.to_bytes(4, "big") for number in (size, checksum, size))

@@ -18,17 +18,17 @@ ReportProgress = Callable[[], None]  # raises Interrupted
 
 @dataclass
 class Proof:
-    """Things that were proved of a run, and those that were not.
+    """Facts about a run that were proved, and those that were not.
 
     Attributes:
-        versions: number of versions that were learned again and match. of: number of all.
+        versions: number of versions that were relearned and match. of: number of all versions.
         differs: the first difference; "" without one.
         checkpoints: how many were compared, tensor by tensor.
-        proved: one sentence for each kind of thing that was compared, with the number.
-        unproved: one sentence for each that was not, with the reason. A proof is whole if this is empty.
+        proved: one sentence per kind of thing that was compared, with their number.
+        unproved: one sentence per kind that was not, with the reason. The proof is complete if this is empty.
         limits: what no proof of this kind can cover.
         notes: other possible reasons of a difference, such as another version of PyTorch.
-        doing: what is being compared; done, out_of: how far it is.
+        doing: what is being compared; done, out_of: progress.
     """
 
     versions: int = 0
@@ -45,9 +45,9 @@ class Proof:
 
 
 def tally(proof: Proof, done: int, of: int, what: str, how: str, why: str) -> None:
-    """Add how many things of a kind were compared, and how many were not.
+    """Add the numbers of things of a kind that were compared, and that were not.
 
-    how: result of those that were. why: reason for the others.
+    how: result of the comparison. why: reason for the others.
     """
     if done:
         proof.proved.append(f"{done:,} of {of:,} {what} {how}")
@@ -56,7 +56,7 @@ def tally(proof: Proof, done: int, of: int, what: str, how: str, why: str) -> No
 
 
 class Interrupted(Exception):
-    """on_progress asked for the end."""
+    """on_progress ended the proof."""
 
 
 def progress_reporter(proof: Proof, on_progress: Callable[[Proof], Any] | None) -> ReportProgress:

@@ -36,18 +36,18 @@ def packed(value: Any, name: str) -> bytes:
         raise InvalidOption(f"{name}: {error}") from error
 
 
-def _mapped(kind: type[Any], form: Callable[[Any], Any], value: Any) -> Any:
-    """Return a tree of lists and dicts with another form of the values of a kind."""
-    if isinstance(value, kind):
-        return form(value)
+def _mapped(value_type: type[Any], function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to the values of a type in a tree of lists and dicts."""
+    if isinstance(value, value_type):
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(kind, form, inner) for key, inner in value.items()}
-    return [_mapped(kind, form, inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: _mapped(value_type, function, inner) for key, inner in value.items()}
+    return [_mapped(value_type, function, inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _stored(tensor: torch.Tensor) -> msgpack.ExtType:
-    tensor, place = tensor.detach(), place_of(tensor)
-    return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}, None if place is True else {_DEVICE: place}))
+    tensor, device = tensor.detach(), device_of(tensor)
+    return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}, None if device is True else {_DEVICE: device}))
 
 
 def unpacked(data: Any, device: str | None = None) -> Any:
@@ -67,23 +67,23 @@ def _restored(device: str | None, value: msgpack.ExtType) -> Any:
     return placed(load(value.data)[""], header.get("__metadata__", {}).get(_DEVICE, True), device)
 
 
-def place_of(tensor: torch.Tensor) -> str | Literal[True]:
-    """Return the device of a tensor as a log has it: True for the CPU."""
+def device_of(tensor: torch.Tensor) -> str | Literal[True]:
+    """Return the device of a tensor as a log stores it: True for the CPU."""
     return True if tensor.device.type == "cpu" else str(tensor.device)
 
 
-def placed(tensor: torch.Tensor, place: Any, device: str | None) -> torch.Tensor:
-    """Return a tensor where it was: a result of place_of(). device: for tensors that were not on the CPU; None: theirs.
+def placed(tensor: torch.Tensor, logged: Any, device: str | None) -> torch.Tensor:
+    """Move a tensor to its logged device, from device_of(). device: replaces logged devices other than the CPU.
 
-    Raises InvalidOption if there is no such device.
+    Raises InvalidOption if the device is missing.
     """
-    if place is True:
+    if logged is True:
         return tensor
     try:
-        return tensor.to(str(place) if device is None else device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch without CUDA, or no such device
+        return tensor.to(str(logged) if device is None else device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch without CUDA, or an unknown device
         problem = str(error).partition("\n")[0]
-        raise InvalidOption(f"device: the log has tensors of {place}: {problem}; pass another device") from error
+        raise InvalidOption(f"device: the log has tensors of {logged}: {problem}; pass another device") from error
 
 
 def digest_of(data: Any) -> str:
@@ -95,7 +95,7 @@ def digest_of(data: Any) -> str:
 
 
 def state_of(parts: Parts) -> bytes:
-    """Return the state of all parts. Raises InvalidOption for one that has none."""
+    """Return the state of all parts as bytes. Raises InvalidOption for a part without state_dict()."""
     return packed({name: _state(name, part) for name, part in parts.items()}, "parts")
 
 
@@ -130,7 +130,7 @@ def _state(name: str, part: Any) -> Any:
 
 
 def restore(parts: Parts, state: Mapping[str, Any]) -> None:
-    """Bring parts into a state. Raises InvalidOption if they are other ones."""
+    """Restore the state of parts. Raises InvalidOption if it does not fit them."""
     if set(parts) != set(state):
         raise InvalidOption(f"parts: pass {', '.join(state)}, as the log has them; these are {', '.join(parts)}")
     for name, part in parts.items():
@@ -143,7 +143,7 @@ def restore(parts: Parts, state: Mapping[str, Any]) -> None:
                 part.load_state_dict(state[name])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             problem = str(error).splitlines()[0]
-            raise InvalidOption(f"parts: {name} is another one than in the log: {problem}") from error
+            raise InvalidOption(f"parts: {name} does not fit its state in the log: {problem}") from error
 
 
 def norms_of(parts: Parts) -> dict[str, float]:
@@ -192,12 +192,12 @@ def generators() -> dict[str, Any]:
 
 
 def set_generator(name: str, state: Any, device: str | None = None) -> None:
-    """Restore a state of generators(). device: of a GPU; None: the one it had. Raises CorruptTrace."""
+    """Restore a state of generators(). device: replaces the logged GPU; None: keep it. Raises CorruptTrace."""
     try:
         if name.startswith(_CUDA):
-            place = torch.device(name if device is None else device)
-            if place.type == "cuda":
-                torch.cuda.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()), place)
+            target = torch.device(name if device is None else device)
+            if target.type == "cuda":
+                torch.cuda.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()), target)
         elif name == "torch":
             torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
         elif name == "numpy":
@@ -213,12 +213,12 @@ def set_generator(name: str, state: Any, device: str | None = None) -> None:
 
 
 def made_with() -> dict[str, str]:
-    """Return what else decides how floats are summed: PyTorch, and the processor features that it uses."""
+    """Return PyTorch version and processor features, which determine how floats are summed."""
     return {"PyTorch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
 
 
 def notes_on(made: Iterable[Any]) -> list[str]:
-    """Return what differs here from made_with() of a log, which may be the reason of a difference."""
+    """Return the differences between made_with() of a log and of this machine, which may explain other results."""
     return [
         f"{name} was {then}, is {now} here"
         for name, now in made_with().items()
@@ -228,5 +228,5 @@ def notes_on(made: Iterable[Any]) -> list[str]:
 
 
 def kernels() -> dict[str, Any]:
-    """Return the settings of PyTorch that decide which kernels compute, and in which order they add."""
+    """Return the settings of PyTorch that determine its kernels, and the order of their sums."""
     return {"threads": torch.get_num_threads(), "deterministic": torch.are_deterministic_algorithms_enabled()}

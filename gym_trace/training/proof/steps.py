@@ -12,21 +12,21 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import Trace
-from gym_trace.training.proof.state import digest_of, place_of, placed
+from gym_trace.training.proof.state import device_of, digest_of, placed
 from gym_trace.training.proof.trace_checks import lanes_of
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
-_CACHE_BYTES = 256 << 20  # decoded columns
-_FAR = 1 << 40  # steps
+_CACHE_BYTES = 256 << 20  # of decoded columns
+_STRIDE = 1 << 40  # offset between the step numbers of two lanes
 
 
 class Steps(Mapping[str, Any]):
-    """Arrays of recorded steps, by column. The log keeps which steps they are, and a digest, but no copy.
+    """Arrays of recorded steps, by column. The log stores their numbers and a digest, but no copy.
 
     Args:
-        where: numbers of steps since the recording began, counted in each lane: range(256, 384), or an array of
-            integers; a pair of arrays, steps and lanes, chooses single steps of lanes.
-        arrays: by column, as the function that learns takes them: observations, next_observations, actions, rewards,
+        where: numbers of steps since the start of the recording, counted per lane: range(256, 384), or an array of
+            integers; a pair of arrays, steps and lanes, selects single steps of lanes.
+        arrays: by column, as your function that learns expects them: observations, next_observations, actions, rewards,
             terminations, truncations, dones (either of these two) and annotations, each by its name. They are NumPy
             arrays or tensors of any dtype that holds the values. Of a vector environment their shape is (steps, lanes,
             ...), of a single one and of single steps of lanes (steps, ...).
@@ -46,7 +46,7 @@ class Steps(Mapping[str, Any]):
         return len(self._arrays)
 
     def reference(self) -> tuple[Any, Any]:
-        """Return what the log keeps: where as plain data or arrays, and how the columns are stored."""
+        """Return the content for the log: where, as plain data or arrays, and a description of each column."""
         where = self.where
         if isinstance(where, range):
             if where.step != 1:
@@ -62,8 +62,8 @@ class Steps(Mapping[str, Any]):
             if not isinstance(values, np.ndarray) or values.dtype.kind not in "biufc":
                 raise InvalidOption(f"{name}: pass an array or a tensor of numbers, of a dtype that NumPy has")
             digest = digest_of(np.ascontiguousarray(values))
-            place = place_of(array) if isinstance(array, torch.Tensor) else False
-            columns.append([name, place, values.dtype.str, list(values.shape), digest])
+            logged_device = device_of(array) if isinstance(array, torch.Tensor) else False
+            columns.append([name, logged_device, values.dtype.str, list(values.shape), digest])
         return plain, columns
 
 
@@ -71,7 +71,7 @@ class RecordedSteps:
     """Columns of a trace by numbers of steps.
 
     Args:
-        writer: of the steps; None: the only one. device: of tensors, see placed().
+        writer: writer of the steps; None: the only one. device: see placed().
     """
 
     def __init__(self, trace: Trace, writer: str | None, device: str | None = None):
@@ -83,30 +83,30 @@ class RecordedSteps:
         lanes = {lane: found for (name, lane), found in lanes_of(trace).items() if name == names[0]}
         self._lane_count = max(lanes, default=-1) + 1
         self._episodes = np.array([index for lane in sorted(lanes) for index in lanes[lane][0]], int)
-        # First step of each episode; the steps of a lane are numbered from lane * _FAR on.
-        self._begins = np.array([lane * _FAR + begin for lane in sorted(lanes) for begin in lanes[lane][1]], int)
+        # First step of each episode; the steps of a lane are numbered from lane * _STRIDE on.
+        self._begins = np.array([lane * _STRIDE + begin for lane in sorted(lanes) for begin in lanes[lane][1]], int)
         ends = [int(begins[-1]) + int(trace.episodes["steps"][rows[-1]]) for rows, begins in lanes.values()]
-        self._most = max(ends, default=0)  # steps of a lane
+        self._max_steps = max(ends, default=0)  # of a lane
         self._columns: dict[tuple[str, int], Array] = {}  # by name and episode
         self._bytes = 0
 
     def of(self, plain: Any, columns: Any, uses: dict[tuple[str, int], list[Array]] | None = None) -> Steps:
         """Return steps as they were passed.
 
-        uses: gets the numbers of the steps, by writer and lane.
+        uses: receives the numbers of the steps, by writer and lane.
 
         Raises ReplayDiverged if the trace has other values.
         """
         found: dict[str, Any] = {}
         wanted = self._wanted(plain, [str(name) for name, *_ in columns])
-        for name, place, dtype, shape, digest in columns:
+        for name, logged_device, dtype, shape, digest in columns:
             values = _in_form(self._values(name, plain, wanted), dtype_from(dtype), tuple(shape), wanted)
             if values is None or digest_of(values) != digest:
                 raise ReplayDiverged(f"{name} of steps {_shown(plain)} are not those of {self._trace.directory}")
-            found[name] = placed(torch.from_numpy(values), place, self._device) if place else values
+            found[name] = placed(torch.from_numpy(values), logged_device, self._device) if logged_device else values
         if columns and uses is not None:
-            for lane in np.unique(wanted // _FAR).tolist():
-                uses.setdefault((self._writer, lane), []).append(wanted[wanted // _FAR == lane] % _FAR)
+            for lane in np.unique(wanted // _STRIDE).tolist():
+                uses.setdefault((self._writer, lane), []).append(wanted[wanted // _STRIDE == lane] % _STRIDE)
         return Steps(_where(plain), **found)
 
     def _wanted(self, plain: Any, names: list[str]) -> Array:
@@ -115,13 +115,13 @@ class RecordedSteps:
             rows, lanes = np.asarray(plain["rows"]), np.asarray(plain.get("lanes", 0))
         else:
             begin, end = plain
-            rows, lanes = np.arange(begin, min(end, begin + self._most + 1)), np.asarray(0)
-        for numbers, limit in ((rows, self._most), (lanes, self._lane_count)):
+            rows, lanes = np.arange(begin, min(end, begin + self._max_steps + 1)), np.asarray(0)
+        for numbers, limit in ((rows, self._max_steps), (lanes, self._lane_count)):
             if numbers.dtype.kind not in "iu" or ((numbers < 0) | (numbers >= limit)).any():
                 raise ReplayDiverged(f"{self._trace.directory}: lacks {', '.join(names)} of steps {_shown(plain)}")
         if isinstance(plain, dict) and "lanes" in plain:
-            return np.asarray(rows + lanes * _FAR)
-        return np.asarray(rows[:, None] + np.arange(self._lane_count) * _FAR)
+            return np.asarray(rows + lanes * _STRIDE)
+        return np.asarray(rows[:, None] + np.arange(self._lane_count) * _STRIDE)
 
     def _values(self, name: str, plain: Any, wanted: Array) -> Array:
         """Return the rows of a column: (*wanted.shape, ...)."""
@@ -129,11 +129,11 @@ class RecordedSteps:
         found: Array | None = None
         try:
             for number in np.unique(numbers).tolist():
-                here = numbers == number
-                values = self._column(name, int(self._episodes[number]))[wanted[here] - self._begins[number]]
+                is_in_episode = numbers == number
+                values = self._column(name, int(self._episodes[number]))[wanted[is_in_episode] - self._begins[number]]
                 if found is None:
                     found = np.empty((*wanted.shape, *values.shape[1:]), values.dtype)
-                found[here] = values
+                found[is_in_episode] = values
         except IndexError:
             found = None
         if found is None:
@@ -165,7 +165,7 @@ def _column_of(episode: Any, name: str) -> Array:
 
 
 def _in_form(values: Array, dtype: np.dtype[Any], shape: tuple[int, ...], wanted: Array) -> Array | None:
-    """Return recorded values in the dtype and shape of an argument; None if that would change or reorder them."""
+    """Return recorded values in the dtype and shape of an argument; None if that changes or reorders them."""
     steps = wanted.shape
     fits = shape[:1] in ((steps[0],), (wanted.size,)) and (
         shape[0] == wanted.size or len(steps) == 1 or shape[1:2] == steps[1:2]

@@ -1,4 +1,4 @@
-"""Checks of a trace by itself: its bytes, and its episodes in their environment."""
+"""Check a trace by itself: its bytes, and its episodes in their environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT = "gymnasium:TimeLimit"
 
 
 def files_of(directory: Path) -> dict[str, list[Any]]:
-    """Return, by name, size and BLAKE2b digest of the files of a trace but rings, and facts, which users may change.
+    """Return size and BLAKE2b digest of each file of a trace, except rings and facts, which may change.
 
     Raises CorruptTrace for a file that cannot be read.
     """
@@ -82,7 +82,7 @@ def check_files(trace: Path, recorded: Any, proof: Proof) -> None:
 def replay(
     trace: Trace, proof: Proof, wanted: bool, make_env: Callable[[], Any] | None, trust: bool, report: ReportProgress
 ) -> None:
-    """Play the episodes in their environment, if wanted. Raises ReplayDiverged for one that differs.
+    """Replay the episodes in their environment, if wanted. Raises ReplayDiverged for one that differs.
 
     If the environment cannot be made here, `proof.unproved` says why.
     """
@@ -112,7 +112,7 @@ def replay(
 
 
 def _played_in(description: Mapping[str, Any], make_env: Callable[[], Any] | None) -> str:
-    """Return the environment in which episodes of a writer are played, with all that its id alone does not bring.
+    """Describe the environment of a writer's episodes, with arguments and wrappers that its id does not imply.
 
     Raises EnvironmentUnavailable.
     """
@@ -127,17 +127,17 @@ def _played_in(description: Mapping[str, Any], make_env: Callable[[], Any] | Non
         made = description.get("made")
         return f"their environment, {named(made.get('class') if isinstance(made, Mapping) else None)}"
     kwargs, wrappers = added_to(recipe)
-    around = [called(name, arguments) for name, arguments in wrappers]
+    additions = [called(name, arguments) for name, arguments in wrappers]
     limit = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
     if limit is not None and LIMIT not in [kind_of(name) for name, _ in recipe.wrappers]:
-        around.append("no limit of steps")
+        additions.append("no limit of steps")
     return (called(recipe.id, kwargs) if kwargs else named(recipe.id)) + (
-        f" with {', '.join(around)}" if around else ""
+        f" with {', '.join(additions)}" if additions else ""
     )
 
 
 def added_to(recipe: Recipe) -> tuple[Arguments, Wrappers]:
-    """Return the arguments and wrappers of a recipe that its id alone does not bring."""
+    """Return the arguments and wrappers of a recipe that its id does not imply."""
     spec = gymnasium.registry.get(recipe.id)
     kwargs = {
         name: stored
@@ -155,13 +155,13 @@ def added_to(recipe: Recipe) -> tuple[Arguments, Wrappers]:
 
 
 def kind_of(name: str) -> str:
-    """Return package and name of a class, MODULE:NAME: some are imported from another module than their own."""
+    """Return PACKAGE:NAME of a class, MODULE:NAME: some classes are imported from another module than their own."""
     module, _, kind = name.rpartition(":")
     return f"{module.partition('.')[0]}:{kind}"
 
 
 class StepUses:
-    """Numbers of times that updates learned from each recorded step."""
+    """Counts how often updates learned from each recorded step."""
 
     def __init__(self, trace: Trace):
         table = trace.episodes
@@ -171,7 +171,7 @@ class StepUses:
         }
 
     def add(self, writer: str, lane: int, steps: Sequence[Array]) -> None:
-        """Add an update. steps: numbers of steps of the lane, for each Steps: what several have counts once."""
+        """Add an update. steps: numbers of steps of the lane, for each Steps; a step in several of them counts once."""
         counts = self._counts[writer, lane]
         counts += np.max([np.bincount(numbers, minlength=len(counts)) for numbers in steps], 0).astype(np.uint32)
 
@@ -191,7 +191,7 @@ class StepUses:
 
 
 def lanes_of(trace: Trace) -> dict[tuple[str, int], tuple[Array, Array]]:
-    """Return, by writer and lane, the episodes in order and the number of steps of the lane before each."""
+    """Return the episodes of each writer and lane, in order, and the number of steps of the lane before each."""
     table = trace.episodes
     found, by_lane = {}, dict[tuple[str, int], list[int]]()
     for index, (writer, lane) in enumerate(zip(table["writer"].tolist(), table["lane"].tolist())):

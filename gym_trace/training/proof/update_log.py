@@ -1,4 +1,4 @@
-"""UpdateLog: what a trainer learned from, so that anybody can learn it again. Needs PyTorch."""
+"""UpdateLog: log what a trainer learned from, so that others can reproduce it. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from gym_trace.training.proof.state import (
 from gym_trace.training.proof.steps import RecordedSteps, Steps
 from gym_trace.training.proof.trace_checks import files_of
 
-_CHECKED = (0, 1)  # updates whose steps are compared with the trace at once
-_SELDOM = 256  # updates at most without a digest
+_CHECKED_UPDATES = (0, 1)  # their steps are compared with the trace immediately
+_MAX_UNDIGESTED = 256  # updates
 
 
 class UpdateLog:
-    """Log of the updates of any PyTorch trainer, from which verify() learns them again.
+    """Log of the updates of any PyTorch trainer; verify() relearns them.
 
-    Call update() in place of your function that learns. It logs the arguments and what else the result depends on,
-    calls the function, and logs a digest of the state afterwards.
+    Call update() in place of your function that learns. It logs the arguments and all other state that the result
+    depends on, calls the function, and logs a digest of the state afterwards.
 
     Args:
         trace: the recorder of the environment, also below other wrappers: the log is then in a directory beside the
             trace, DIR.proof, and Steps are references into the trace. Or the directory of the log, new or of a log to
             continue.
-        parts: by name, all that the function changes: modules, optimizers, schedulers and other objects with
+        parts: all objects that the function changes, by name: modules, optimizers, schedulers and other objects with
             state_dict() and load_state_dict(), torch.Generator, numpy.random.Generator.
         learn: function that makes an update. It gets the parts and the arguments of update() by name, and depends on
             nothing else; the global generators of PyTorch (CPU and CUDA), NumPy and random are logged. Numbers, arrays,
@@ -53,7 +53,7 @@ class UpdateLog:
             updates have one, at least each 256th.
 
     Attributes:
-        directory: pathlib.Path of the log. updates: number of updates so far. spent: seconds that the log took.
+        directory: pathlib.Path of the log. updates: number of updates so far. spent: seconds spent on the log.
 
     Raises InvalidOption, CorruptTrace, RecordingError.
     """
@@ -78,22 +78,23 @@ class UpdateLog:
         self.updates = self._log.kinds[UPDATE]
         start = {"time": time.time(), "writer": self._writer, **made_with(), **kernels(), "state": state}
         self._log.append(START, start)
-        self._marks, self._ends = marks_of(self._parts), dict[str, Any]()  # after the last update; after their last use
+        self._marks = marks_of(self._parts)  # after the last update
+        self._generators_after: dict[str, Any] = {}  # state of each generator after its last use
         self._since, self.spent = time.perf_counter(), 0.0
         self._undigested = 0
 
     def update(self, **inputs: Any) -> Any:
-        """Learn from the inputs, and log it. Returns what the function returns.
+        """Learn from the inputs, and log the update. Returns the result of the function.
 
-        inputs: its arguments: numbers, text, arrays, tensors, lists and dicts of them, which are copied into the log,
-            and Steps, which are not.
+        inputs: its arguments. Numbers, text, arrays, tensors, and lists and dicts of them are copied into the log;
+            Steps are not.
 
         Raises InvalidOption, also if Steps are not those of the trace; RecordingError.
         """
         begin = time.perf_counter()
         changed = self._changed()
         steps = {name: value.reference() for name, value in inputs.items() if isinstance(value, Steps)}
-        if steps and self.updates in _CHECKED:
+        if steps and self.updates in _CHECKED_UPDATES:
             self._check(steps)
         content: dict[str, Any] = {
             "outside": state_of({name: self._parts[name] for name in changed}) if changed else None,
@@ -101,27 +102,27 @@ class UpdateLog:
             "steps": {name: packed(reference, name) for name, reference in steps.items()},
         }
         before = generators()
-        pause = time.perf_counter()
+        learn_start = time.perf_counter()
         result = self._learn(**self._parts, **inputs)
-        resume = time.perf_counter()
+        learn_end = time.perf_counter()
         content["generators"] = used = {}
         for name, after in generators().items():
-            if after != before.get(name, after):  # None: it goes on from the last update
-                used[name] = None if self._ends.get(name) == before[name] else before[name]
-                self._ends[name] = after
+            if after != before.get(name, after):  # None: unchanged since the last update
+                used[name] = None if self._generators_after.get(name) == before[name] else before[name]
+                self._generators_after[name] = after
         try:
             content["result"] = packed(result, "result")
-        except InvalidOption:  # an object that the user has for something else
+        except InvalidOption:  # an object that the log cannot store
             content["result"] = None
         self._marks = marks_of(self._parts)
         now = time.perf_counter()
         self._undigested += 1
-        if self.spent + now - begin < self._overhead * (now - self._since) or self._undigested >= _SELDOM:
+        if self.spent + now - begin < self._overhead * (now - self._since) or self._undigested >= _MAX_UNDIGESTED:
             content |= {"digest": state_digest(self._parts), "norms": norms_of(self._parts)}
             self._undigested = 0
         self._log.append(UPDATE, content)
         self.updates += 1
-        self.spent += time.perf_counter() - resume + pause - begin
+        self.spent += time.perf_counter() - learn_end + learn_start - begin
         return result
 
     def _changed(self) -> list[str]:
@@ -129,7 +130,7 @@ class UpdateLog:
         return [name for name, mark in marks_of(self._parts).items() if mark != self._marks[name]]
 
     def _check(self, steps: dict[str, Any]) -> None:
-        """Compare steps with the trace, so that a mistake shows at the first update and not in a proof."""
+        """Compare steps with the trace, so that a mistake shows at the first update, not in a later proof."""
         if self._trace is None:
             raise InvalidOption("steps: have no trace; pass the recorder to UpdateLog, or arrays")
         try:

@@ -1,4 +1,4 @@
-"""verify(): learns the updates of a log again. Needs PyTorch."""
+"""verify(): relearn the updates of a log. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gym_trace.training.proof.state import (
 from gym_trace.training.proof.steps import RecordedSteps
 from gym_trace.training.proof.trace_checks import StepUses, check_bytes, check_files, replay
 
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 
 
 def verify(
@@ -57,33 +57,37 @@ def verify(
     anchor: str | None = None,
     device: str | None = None,
 ) -> Proof:
-    """Learn every update of a log again, compare results and states, and play the episodes of its trace again.
+    """Relearn every update of a log, compare results and states, and replay the episodes of its trace.
 
     Args:
-        directory: of an UpdateLog, or of its trace.
-        parts, learn: like those of the UpdateLog; their state is that of the log afterwards. The global
+        directory: directory of an UpdateLog, or of its trace.
+        parts, learn: like those of the UpdateLog; the parts have the logged state afterwards. The global
             generators of PyTorch, NumPy and random change, too.
-        on_progress: called after each update and episode; a truthy result ends it.
-        replays: whether to play the episodes again. make_env: makes their environment; None: the recorded one. trust:
-            allow imports and calls that only the trace names.
+        on_progress: called after each update and episode; a truthy result ends the proof.
+        replays: whether to replay the episodes. make_env: makes their environment; None: the recorded one. trust:
+            allow imports and calls of names that only the trace contains.
         anchor: file with the head of the log, or "git-note".
-        device: of the tensors in the log that were not on the CPU; None: the one that each had.
+        device: device for tensors in the log that were not on the CPU; None: their own.
 
     Raises:
-        TraceNotFound, CorruptTrace: no log, or damaged.
-        InvalidOption: the parts are other ones than those of the log, or there is no such device.
+        TraceNotFound, CorruptTrace: the log is missing or damaged.
+        InvalidOption: the parts do not fit the log, or the device is missing.
     """
-    place = directory_of(directory)
-    chain = chain_in(place)
+    log_directory = directory_of(directory)
+    chain = chain_in(log_directory)
     if chain.about.name != ABOUT:
-        raise InvalidOption(f"{place}: is a training run; pass it to 'gym-trace train --verify', or verify_run()")
+        raise InvalidOption(
+            f"{log_directory}: is a training run; pass it to 'gym-trace train --verify', or verify_run()"
+        )
     proof = Proof(doing="update")
     report = progress_reporter(proof, on_progress)
     learner = _Relearning(chain, parts, learn, proof, device)
     trace = learner.trace
-    if place != Path(directory).absolute() and (trace is None or not trace.directory.samefile(directory)):
+    if log_directory != Path(directory).absolute() and (trace is None or not trace.directory.samefile(directory)):
         of = "no trace" if trace is None else trace.directory
-        raise InvalidOption(f"{place}: is of {of}, not of {directory}; pass the directory of the log to prove that")
+        raise InvalidOption(
+            f"{log_directory}: is of {of}, not of {directory}; pass the directory of the log to prove that"
+        )
     if trace is not None:
         check_bytes(trace.directory, proof)
     with first_difference(proof):
@@ -99,7 +103,7 @@ def verify(
 
 
 class _Relearning:
-    """Learns the updates of a log again, entry by entry."""
+    """Relearns the updates of a log, entry by entry."""
 
     def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof, device: str | None):
         self._chain, self._parts, self._learn, self._proof = chain, dict(parts), learn, proof
@@ -115,21 +119,21 @@ class _Relearning:
         self.trace: Trace | None = None if trace is None else open_trace(chain.about.parent / str(trace))
         self._uses = None if self.trace is None else StepUses(self.trace)
         self._recorded: RecordedSteps | None = None
-        self._starts = self._covered = 0  # updates before a state that was compared
-        self._drawn = 0  # updates whose generators the log sets
+        self._starts = self._compared_until = 0  # starts; updates up to the last compared state
+        self._seeded = 0  # updates before which the log sets generators
         self._compared = Counter[str]()
-        self._end: Mapping[str, Any] | None = None
-        self._outside: dict[str, list[int]] = {}  # parts, and updates before which something else changed them
-        self._arrays = Counter[str]()  # arguments other than Steps, and in how many updates
-        self._settings: dict[str, list[Any]] = {}  # arguments that are one number or text
+        self._end_content: Mapping[str, Any] | None = None
+        self._outside: dict[str, list[int]] = {}  # by parts: updates before which they changed outside of learn
+        self._arrays = Counter[str]()  # arguments other than Steps: number of updates
+        self._settings: dict[str, list[Any]] = {}  # values of arguments that are one number or text
 
     def take(self, entry: LogEntry) -> None:
-        """Take an entry. Raises ReplayDiverged, CorruptTrace, InvalidOption."""
+        """Process an entry. Raises ReplayDiverged, CorruptTrace, InvalidOption."""
         content = entry.content
         try:
             if not isinstance(content, dict):
                 raise TypeError(f"the content of an entry is a {type(content).__name__}")
-            self._end = content if entry.kind == END else None
+            self._end_content = content if entry.kind == END else None
             if entry.kind == START:
                 self._start(content)
             elif entry.kind == UPDATE:
@@ -148,17 +152,17 @@ class _Relearning:
                 proof.unproved.append(f"where the state before update {proof.versions} came from, when the script "
                                       "started again")  # fmt: skip
             else:
-                self._covered = proof.versions
+                self._compared_until = proof.versions
         before = _settings_of(self._parts)
         restore(self._parts, state)
         if not self._starts:
-            for name, there, here in _differing(_settings_of(self._parts), before, ""):
-                proof.unproved.append(f"where the first state came from: {name[1:]} is {there} in the log, and {here} "
+            for name, then, now in _differing(_settings_of(self._parts), before, ""):
+                proof.unproved.append(f"where the first state came from: {name[1:]} is {then} in the log, and {now} "
                                       "in the parts that were passed")  # fmt: skip
         self._starts += 1
         proof.notes = list(dict.fromkeys([*proof.notes, *notes_on([content])]))
         threads = content.get("threads", 1)
-        if type(threads) is not int or not 0 < threads <= _MOST_THREADS:
+        if type(threads) is not int or not 0 < threads <= _MAX_THREADS:
             raise ValueError(f"threads={threads!r}")
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(bool(content.get("deterministic")))
@@ -167,7 +171,7 @@ class _Relearning:
             self._recorded = RecordedSteps(self.trace, None if writer is None else str(writer), self._device)
 
     def _inputs(self, number: int, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of an update, after all that changed before it."""
+        """Return the arguments of an update; first restore the state that it began with."""
         if content["outside"] is not None:
             found = unpacked(content["outside"], self._device)
             restore({name: self._parts[name] for name in found}, found)
@@ -187,7 +191,7 @@ class _Relearning:
         if self._uses is not None:
             for (writer, lane), steps in uses.items():
                 self._uses.add(writer, lane, [numbers.ravel() for numbers in steps])
-        self._drawn += any(state is not None for state in content["generators"].values())
+        self._seeded += any(state is not None for state in content["generators"].values())
         for name, state in content["generators"].items():
             if state is not None:
                 set_generator(name, state, self._device)
@@ -205,11 +209,11 @@ class _Relearning:
             if state_digest(self._parts) != content["digest"]:
                 self._differs(number, content.get("norms"))
             self._compared["states"] += 1
-            self._covered = number + 1
+            self._compared_until = number + 1
         self._proof.versions = self._proof.done = number + 1
 
     def _compare_result(self, number: int, then: Any, result: Any) -> None:
-        """Compare what learn returned. The log has None for objects that it cannot hold."""
+        """Compare the result of learn. The log has None for objects that it cannot store."""
         try:
             now = packed(result, "result")
         except InvalidOption as error:
@@ -227,12 +231,12 @@ class _Relearning:
             then = norms.get(name) if isinstance(norms, dict) else None
             if isinstance(then, float) and then != now:
                 found.append(f"the norm of {name} is {then!r} in the log, and {now!r}")
-        since = f", or one of the {number - self._covered} before it" if number > self._covered else ""
+        since = f", or one of the {number - self._compared_until} before it" if number > self._compared_until else ""
         raise ReplayDiverged(f"update {number}{since}: the state differs when learned again"
                              f"{': ' + '; '.join(found) if found else ''}")  # fmt: skip
 
     def _compare_end(self, content: Mapping[str, Any]) -> None:
-        """Compare the last state, tensor by tensor, but parts that changed after the last update."""
+        """Compare the last state, tensor by tensor, except parts that changed after the last update."""
         outside, then = set(content["outside"]), unpacked(content["state"], "cpu")
         if (
             not isinstance(content["outside"], list)
@@ -247,7 +251,7 @@ class _Relearning:
             self._proof.unproved.append(f"what changed {name} after the last update, outside of learn")
         self._compared["parts"] = len(inside)
         if not outside:
-            self._covered = self._proof.versions
+            self._compared_until = self._proof.versions
 
     def _compare(self, where: str, then: Any, now: Any) -> None:
         for name, before, after in _differing(then, now, ""):
@@ -256,40 +260,40 @@ class _Relearning:
     def finish(self) -> None:
         """Add the results to the proof. Raises ReplayDiverged."""
         proof, updates, compared = self._proof, self._proof.versions, self._compared
-        drawn = f", and the states of generators before {count(self._drawn, 'update')}" if self._drawn else ""
-        proof.limits.append(f"where the first state{drawn} came from, and that these weights chose the actions")
+        seeded = f", and the states of generators before {count(self._seeded, 'update')}" if self._seeded else ""
+        proof.limits.append(f"where the first state{seeded} came from, and that these weights chose the actions")
         count_entries(self._kinds, (START, UPDATE, END), ABOUT, proof)
         settings = "".join(f"; {name}={_spread(values)}" for name, values in self._settings.items())
         how = f"learned again, bit for bit; the state compared after {compared['states']:,}{settings}"
-        tally(proof, self._covered, updates, "updates", how, "no digest of the state follows them")
+        tally(proof, self._compared_until, updates, "updates", how, "no digest of the state follows them")
         returned = "the log has none, or learn returns what it cannot hold"
         tally(proof, compared["results"], updates, "results of updates", "equal, bit for bit", returned)
         for name, numbers in self._outside.items():
             more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
             proof.unproved.append(f"what changed {name} before update {numbers[0]}{more}, outside of learn")
-        instead = "the log has no trace" if self.trace is None else "arrays in the log, not Steps of the trace"
+        reason = "the log has no trace" if self.trace is None else "arrays in the log, not Steps of the trace"
         for name, number in self._arrays.items():
-            proof.unproved.append(f"where {name} of {count(number, 'update')} came from: {instead}")
+            proof.unproved.append(f"where {name} of {count(number, 'update')} came from: {reason}")
         if self._uses is None:
             proof.unproved.append("steps: the log has no trace")
         else:
             self._uses.add_to(proof)
-        if self._end is None:
+        if self._end_content is None:
             proof.unproved.append("the end: the log was not closed; later updates may be missing")
             return
         parts = "parts of the last state"
         tally(proof, compared["parts"], len(self._parts), parts, "equal, tensor by tensor", "changed outside of learn")
         if self.trace is not None:
-            check_files(self.trace.directory, self._end.get("files"), proof)
+            check_files(self.trace.directory, self._end_content.get("files"), proof)
 
 
 def _plain(state: Any) -> Any:
-    """Return a state as it comes out of the log, on the CPU."""
+    """Return a state as the log restores it, on the CPU."""
     return unpacked(packed(state, "state"), "cpu")
 
 
 def _settings_of(parts: Parts) -> Any:
-    """Return the state of optimizers and schedulers, but for what was learned."""
+    """Return the settings of optimizers and schedulers, without learned state."""
     learned = torch.nn.Module, torch.Generator, np.random.Generator
     states = _plain_state({name: part for name, part in parts.items() if not isinstance(part, learned)})
     return {name: {key: value for key, value in state.items() if key != "state"} for name, state in states.items()}
@@ -300,7 +304,7 @@ def _plain_state(parts: Parts) -> Any:
 
 
 def _spread(values: list[Any]) -> str:
-    """Return the values of an argument in short."""
+    """Return a summary of the values of an argument."""
     if all(value == values[0] for value in values):
         return f"{values[0]!r:.40}"
     is_number = all(isinstance(value, (int, float)) for value in values)
@@ -308,19 +312,19 @@ def _spread(values: list[Any]) -> str:
 
 
 def _differing(then: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value in the log and value now for what differs."""
+    """Yield name, value in the log and value now of each difference."""
     if isinstance(then, dict) and isinstance(now, dict) and list(then) == list(now):
         for key in then:
             yield from _differing(then[key], now[key], f"{name}/{key}")
     elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        for at, (before, after) in enumerate(zip(then, now)):
-            yield from _differing(before, after, f"{name}/{at}")
+        for index, (before, after) in enumerate(zip(then, now)):
+            yield from _differing(before, after, f"{name}/{index}")
     elif packed(then, name) != packed(now, name):
         if not isinstance(then, (np.ndarray, torch.Tensor)) or np.shape(then) != np.shape(now):
             yield name, then, now
         else:
-            far = np.abs(_as_floats(then) - _as_floats(now))
-            yield name, "another array", f"{np.nanmax(far):.3g} away" if far.size else "of another type"
+            distances = np.abs(_as_floats(then) - _as_floats(now))
+            yield name, "another array", f"{np.nanmax(distances):.3g} away" if distances.size else "of another type"
 
 
 def _as_floats(array: Any) -> Any:
