@@ -92,7 +92,7 @@ def load_newest(learner: Learner, files: Mapping[int, Path]) -> None:
 
 
 def relearn(run: Run, learner: Learner, updates: Sequence[Update]) -> Iterator[tuple[Update, dict[str, float] | None]]:
-    """Reproduce updates of the log from the trace; yield each with its losses. The first made the learner's version.
+    """Reproduce updates of the log from the trace; yield each with its losses. They begin at the learner's version.
 
     Raises CorruptTrace if the weights differ, or a rollout is missing.
     """

@@ -329,7 +329,7 @@ LOGS: dict[str, tuple[Forge, str]] = {
         in_first_state(lambda state: state["optimizer"]["param_groups"][0].update(momentum=0.0)),
         "where the first state came from: optimizer/param_groups/0/momentum is 0.0 in the log, and 0.9|differs: update",
     ),
-    "an unknown generator": (changed("generators", {"other": b"x"}), "no state of the generator other"),
+    "an unknown generator": (changed("generators", {"other": b"x"}), "invalid state of the generator other"),
     "an unknown kind": (
         lambda _, entries: entries.insert(3, ["note", {}]),
         "1 entries of the log: of the unknown kind 'note'",

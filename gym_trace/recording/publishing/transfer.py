@@ -134,9 +134,9 @@ class Transfer:
         for name in {**outgoing, **self._remote}:
             stored, size = self._remote.get(name), local.get(name)
             if stored is None:
-                self._add("push", _Copy(name, outgoing[name], True))
+                self._plan("push", _Copy(name, outgoing[name], True))
             elif size is None:
-                self._add("pull", _Copy(name, stored.size, True))
+                self._plan("pull", _Copy(name, stored.size, True))
             elif stored.size == size and self._is_known(name, stored):
                 self.report.same += 1
             elif kind_of(name) in _TEXT:
@@ -144,14 +144,14 @@ class Transfer:
             elif stored.size == size:
                 same_size.append(name)
             elif name.endswith(PART):  # its writer has continued
-                self._add("push" if size > stored.size else "pull", _Copy(name, max(size, stored.size), False))
+                self._plan("push" if size > stored.size else "pull", _Copy(name, max(size, stored.size), False))
             else:
                 raise self._conflict_error(name)
         self._compare_contents(same_size)
         self.report.pushed, self.report.pulled = (_sorted_names(copies) for copies in (self._push, self._pull))
         self.report.bytes = sum(copy.size for copy in (*self._push, *self._pull))
 
-    def _add(self, way: str, copy: _Copy) -> None:
+    def _plan(self, way: str, copy: _Copy) -> None:
         if way in self._ways:
             (self._push if way == "push" else self._pull).append(copy)
 
@@ -204,16 +204,16 @@ class Transfer:
             self.report.remarks.append(f"{name}: differs; push or pull decides which one to keep")
         elif is_facts or is_prefix:
             if is_facts or size > stored.size:
-                self._add("push", _Copy(name, size, False))
+                self._plan("push", _Copy(name, size, False))
             if is_facts or stored.size > size:
-                self._add("pull", _Copy(name, stored.size, False))
+                self._plan("pull", _Copy(name, stored.size, False))
         else:
             raise self._conflict_error(name)
 
     def _compare_contents(self, names: list[str]) -> None:
         """Compare files of the same size that are not known to be the same."""
         tagged = [name for name in names if is_tagged(self._remote[name]) and md5_of(self._remote[name]) is None]
-        by_ends = tagged if self._known is None else []  # the store made up these tags
+        by_ends = tagged if self._known is None else []  # these tags are not checksums
         differing = self._with_other_ends(by_ends)
         if same := len(by_ends) - len(differing):
             self.report.same += same
@@ -248,7 +248,7 @@ class Transfer:
         return differing
 
     def _replace_damaged(self, name: str, remote_crc: int) -> None:
-        """Replace the damaged one of two files: the other one has the checksum in the manifest of the damaged one.
+        """Replace the file whose manifest lists the checksum of the other one: it is damaged.
 
         remote_crc: checksum of the object. Raises TraceExists if neither is damaged, CorruptTrace if only the local
         file is, and this is not a pull.
@@ -259,20 +259,20 @@ class Transfer:
         if local_crc == _listed_crcs(remote, [name]).get(name):
             damaged = f"{remote.path(name)}: damaged; "
             if "push" in self._ways:
-                self._add("push", _Copy(name, size, False))
+                self._plan("push", _Copy(name, size, False))
                 self.report.remarks.append(damaged + "the intact file here replaces it")
             else:
                 self.report.remarks.append(damaged + "the file here is intact, and 'gym-trace push' puts it there")
         elif remote_crc == (listed := _listed_crcs(self._storage, [name]).get(name)):
             if "pull" not in self._ways:
                 check_crc(local_crc, listed, path)
-            self._add("pull", _Copy(name, size, False))
+            self._plan("pull", _Copy(name, size, False))
             self.report.remarks.append(f"{path}: damaged; the intact file at the URL replaces it")
         else:
             raise self._conflict_error(name)
 
     def _is_known(self, name: str, stored: StoredObject) -> bool:
-        """Return True if the local file begins with an object, as far as is known without reading the object."""
+        """Return True if a checksum or an earlier comparison shows that the local file begins with an object."""
         if self._known is not None and self._known.get(name) == stored:
             return True
         md5 = md5_of(stored)

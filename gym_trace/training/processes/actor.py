@@ -92,7 +92,7 @@ class RolloutWorker:
             exit_after(_ORPHANED_SECONDS)
         self._over.set()
 
-    def say(self, kind: str, fact: Any = None) -> None:
+    def report(self, kind: str, fact: Any = None) -> None:
         try:
             self._control.send((kind, fact))
         except OSError:
@@ -103,14 +103,14 @@ class RolloutWorker:
         actor, settings, groups = self._actor, self._settings, self._groups
         try:
             for number in range(settings.splits):
-                groups.append(EnvGroup(actor, number, partial(self.say, "running")))
+                groups.append(EnvGroup(actor, number, partial(self.report, "running")))
                 groups[-1].begin()
             acting: Acting
             if actor.client is None:
                 acting = OwnModel(actor.task.shape, settings, actor.weights, [group.seed for group in groups])
             else:
                 acting = ServedModel(actor.client, actor.number, settings.splits, actor.life, self._over)
-            self.say("running")
+            self.report("running")
             for rollouts in itertools.cycle([self._rollouts(group, acting) for group in groups]):
                 next(rollouts)
                 if self._over.is_set():
@@ -122,18 +122,22 @@ class RolloutWorker:
             for group in groups:
                 group.envs.close()
 
-    def refuse_misfit(self, error: Exception) -> None:
+    def raise_for_misfit(self, error: Exception) -> None:
         """Raise TrainingFailed if an observation or reward of the wrong form caused the error: it would recur."""
         for group in self._groups:
-            if group.doing is not None and not isinstance(error, TraceError) and (misfit := group.misfit()) is not None:
+            if (
+                group.active_lane is not None
+                and not isinstance(error, TraceError)
+                and (misfit := group.misfit()) is not None
+            ):
                 raise TrainingFailed(f"{misfit[1]}, in {group.describe_step(misfit[0])}") from error
 
-    def explain(self, error: Exception) -> None:
+    def raise_explained(self, error: Exception) -> None:
         """Raise Crashed or TrainingFailed with the step, if an environment caused the error."""
-        self.refuse_misfit(error)
+        self.raise_for_misfit(error)
         for group in self._groups:
-            if (lane := group.doing) is not None and not isinstance(error, TraceError):
-                self.say("crashed", (error_text(error), *group.progress(lane)))
+            if (lane := group.active_lane) is not None and not isinstance(error, TraceError):
+                self.report("crashed", (error_text(error), *group.progress(lane)))
                 raise Crashed(f"{error_text(error)}, in {group.describe_step(lane)}") from error
 
     def _rollouts(self, group: EnvGroup, acting: Acting) -> Iterator[None]:
@@ -150,7 +154,7 @@ class RolloutWorker:
             actor.buffer.set_origin(message.slot, group.origin, group.seed if actor.client is None else -1)
             group.envs.secure()
             put(actor.full, message)
-            self.say("collected", group.report())
+            self.report("collected", group.report())
             yield
 
     def _free_slot(self, group: int) -> Message:
@@ -160,7 +164,7 @@ class RolloutWorker:
             if self._waiting[group]:
                 return self._waiting[group].pop(0)
             if not has_more(actor.free, _HEARTBEAT_SECONDS):
-                self.say("waiting")
+                self.report("waiting")
                 continue
             try:
                 message = take(actor.free)
@@ -176,10 +180,10 @@ class EnvGroup:
     """Recorded vector environment of a worker.
 
     Attributes:
-        doing: lane whose environment is being stepped or reset; None between steps.
+        active_lane: lane whose environment is being stepped or reset; None between steps.
     """
 
-    doing: int | None = None
+    active_lane: int | None = None
 
     def __init__(self, actor: Actor, number: int, send_heartbeat: Callable[[], None] = lambda: None):
         """send_heartbeat: called periodically while the environment steps."""
@@ -195,7 +199,7 @@ class EnvGroup:
         self._ended: list[tuple[Return, int, float | None]] = []
         # Per lane: last action (None: reset), and its result.
         self._last_calls: list[tuple[Any, Any]] = [(None, None)] * self._lanes
-        makers = [partial(self._wrapped, actor.make_env, lane) for lane in range(self._lanes)]
+        makers = [partial(self._watched, actor.make_env, lane) for lane in range(self._lanes)]
         envs = SyncVectorEnv(makers, autoreset_mode=DISABLED)
         try:
             with recorded_by(task.provenance):
@@ -225,19 +229,19 @@ class EnvGroup:
             self._last_heartbeat = time.monotonic()
             self._send_heartbeat()
 
-    def _wrapped(self, make_env: Callable[[], gymnasium.Env[Any, Any]], lane: int) -> gymnasium.Env[Any, Any]:
+    def _watched(self, make_env: Callable[[], gymnasium.Env[Any, Any]], lane: int) -> gymnasium.Env[Any, Any]:
         self._heartbeat()
         env = clipping(make_env())
         step, reset = env.step, env.reset
 
         def stepped(action: Any) -> Any:
-            self.doing, self._last_calls[lane] = lane, (action, None)
+            self.active_lane, self._last_calls[lane] = lane, (action, None)
             result = step(action)
             self._last_calls[lane] = action, result
             return result
 
         def begun(**options: Any) -> Any:
-            self.doing, self._last_calls[lane] = lane, (None, None)
+            self.active_lane, self._last_calls[lane] = lane, (None, None)
             result = reset(**options)
             self._last_calls[lane] = None, result
             return result
@@ -305,7 +309,7 @@ class EnvGroup:
     def _step(self, actions: Any) -> tuple[Any, Array, Array, Array]:
         """Step all lanes; return rewards, terminations, truncations, and the lanes whose episode has ended."""
         self._observations, rewards, terminations, truncations, self._infos = self.envs.step(actions)
-        self.doing = None
+        self.active_lane = None
         self._first_step += 1
         self._returns.add(rewards, self._all)
         self._lengths += 1
@@ -319,7 +323,7 @@ class EnvGroup:
             self._longest = max(self._longest, int(self._lengths[lanes].max()))
             self._episode_seeds = [old if new is None else new for new, old in zip(seeds, self._episode_seeds)]
             self._observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": lanes, **options})
-            self.doing = None
+            self.active_lane = None
             self._state[lanes] = 0.0
             self._lengths[lanes] = 0
             self._returns.take(lanes)
@@ -402,6 +406,6 @@ def act(control: Connection, actor: Actor) -> None:
             for _ in worker.rollouts():
                 pass
         except Exception as error:
-            worker.explain(error)
+            worker.raise_explained(error)
             raise
     control.send(("ended", None))

@@ -85,7 +85,7 @@ class LearnerProcess:
         self._publish()
         for slot in range(self._slots_per_worker * self._settings.workers):
             self._free(slot)
-        self.say("running", (learner.version, self._steps))
+        self.report("running", (learner.version, self._steps))
         self._idle_since = time.perf_counter()
 
     def _restore_best(self, updates: Sequence[Update]) -> None:
@@ -114,7 +114,7 @@ class LearnerProcess:
         self._listen(0.0)
         if not self.continues:
             self._save()
-            self.say("ended", self._learner.version)
+            self.report("ended", self._learner.version)
             return False
         slots = self._next()
         if slots is None:
@@ -128,7 +128,7 @@ class LearnerProcess:
     def close(self) -> None:
         self._log.close()
 
-    def say(self, kind: str, fact: Any) -> None:
+    def report(self, kind: str, fact: Any) -> None:
         try:
             self._control.send((kind, fact))
         except OSError:  # the driver is gone
@@ -212,7 +212,7 @@ class LearnerProcess:
             self._restarted(*fact)
         elif kind == "save":
             self._save()
-            self.say("saved", self._learner.version)
+            self.report("saved", self._learner.version)
         elif kind == "adopt":
             self._adopt(fact)
             self._publish()
@@ -267,7 +267,7 @@ class LearnerProcess:
             MEAN: mean,
             "seconds": {"learning": time.perf_counter() - begin, "gathering": waited},
         }
-        self.say("update", {**losses, **facts})
+        self.report("update", {**losses, **facts})
 
     def _failed_update(self, slots: Sequence[int], origins: Sequence[Origin]) -> str:
         """Return text for the failed update: the step that caused it, or the episodes."""

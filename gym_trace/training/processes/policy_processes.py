@@ -26,7 +26,7 @@ _PRELOADED = [
     *("gym_trace.training.processes.actor", "gym_trace.training.processes.learner"),
     "torch._dynamo",  # PyTorch imports it when an optimizer is made
 ]
-_FATAL = (TrainingFailed, CorruptTrace, InvalidOption, RecordingError)  # they would recur
+_FATAL = (TrainingFailed, CorruptTrace, InvalidOption, RecordingError)  # errors that a restart would repeat
 _LEARNER, _SERVER = "learner", "server"  # keys; those of workers are their numbers
 
 ProcessReport = tuple[str, int, str, Any]  # "worker" or "learner", its number, kind, fact
@@ -110,14 +110,14 @@ class PolicyProcesses:
         requests, requests_in = Pipe(duplex=False)
         pipes = [Pipe(duplex=False) for _ in self.workers]
         arrays = SharedArrays(client_fields(self._task.shape), settings.workers * settings.splits)
-        answered = [reader for reader, _ in pipes]
-        self._client = InferenceClient(arrays, requests_in, answered)
-        answers = [writer for _, writer in pipes]
+        answer_readers = [reader for reader, _ in pipes]
+        self._client = InferenceClient(arrays, requests_in, answer_readers)
+        answer_writers = [writer for _, writer in pipes]
         seed = self._task.seed + (self._lives << 32)
-        self._run(_SERVER, serve, self._task, self._weights, arrays, requests, answers, seed)
-        for writer in answers:  # a worker must notice the end of the server
+        self._run(_SERVER, serve, self._task, self._weights, arrays, requests, answer_writers, seed)
+        for writer in answer_writers:  # a worker must notice the end of the server
             writer.close()
-        self._pipes += [requests, requests_in, *answered]
+        self._pipes += [requests, requests_in, *answer_readers]
 
     def _start_worker(self, number: int) -> None:
         settings = replace(self._settings, reward_shaping=self._shaping)
@@ -293,7 +293,7 @@ class InlineProcesses:
                 try:
                     next(self._rollouts)
                 except Exception as error:
-                    self._worker.refuse_misfit(error)
+                    self._worker.raise_for_misfit(error)
                     raise
             self.is_over = not self._learner.turn()
         reports, self._reports[:] = list(self._reports), []

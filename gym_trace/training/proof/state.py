@@ -57,7 +57,7 @@ def unpacked(data: Any, device: str | None = None) -> Any:
     except InvalidOption:
         raise
     except (TypeError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
-        raise CorruptTrace(f"no value of an update: {error}") from error
+        raise CorruptTrace(f"invalid value of an update: {error}") from error
 
 
 def _restored(device: str | None, value: msgpack.ExtType) -> Any:
@@ -207,9 +207,9 @@ def set_generator(name: str, state: Any, device: str | None = None) -> None:
             version, words, gauss = state
             random.setstate((version, tuple(words), gauss))
         else:
-            raise ValueError("it is unknown")
+            raise ValueError("unknown generator")
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise CorruptTrace(f"no state of the generator {name}: {error}") from error
+        raise CorruptTrace(f"invalid state of the generator {name}: {error}") from error
 
 
 def made_with() -> dict[str, str]:
