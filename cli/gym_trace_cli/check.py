@@ -138,8 +138,8 @@ def _heal(directory: str, quiet: bool, as_json: bool) -> int:
 def _check_json(report: CheckReport) -> dict[str, Any]:
     """Return the report as plain data."""
     counts = {name: getattr(report, name) for name in ("files", "bytes", "chunks", "episodes", "steps")}
-    found = {name: [damage._asdict() for damage in getattr(report, name)] for name in ("damages", "healed")}
-    return counts | found | {"remarks": report.remarks}
+    damages = {name: [damage._asdict() for damage in getattr(report, name)] for name in ("damages", "healed")}
+    return counts | damages | {"remarks": report.remarks}
 
 
 def _repair_json(report: RepairReport) -> dict[str, Any]:

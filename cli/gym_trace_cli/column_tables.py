@@ -26,7 +26,7 @@ def rows_of(label: str, leaf: dict[str, Any]) -> list[tuple[str, dict[str, Any]]
     """Return a label and the statistics of each dimension of a leaf, or of all of them together."""
     if "all" in leaf:
         return [(f"{label} (all of {' x '.join(map(str, leaf['shape']))})", leaf["all"])]
-    return [(f"{label}{index(known['index'])}", known) for known in leaf["dimensions"][:MOST_ROWS]]
+    return [(f"{label}{index(stats['index'])}", stats) for stats in leaf["dimensions"][:MOST_ROWS]]
 
 
 def omissions(label: str, leaf: dict[str, Any], misfits: str = "rows do not fit the space") -> list[str]:
@@ -53,18 +53,18 @@ def print_tables(tables: Iterable[Table], fitted: bool = False) -> None:
 
 def moments_table(measured: list[tuple[str, dict[str, Any]]], names: Sequence[str], heading: str = "") -> Table:
     """Return a table of the named statistics, of nan and inf if they occur, and on a terminal of sparklines."""
-    missing = [name for name in ("nan", "inf") if name not in names and any(known[name] for _, known in measured)]
+    missing = [name for name in ("nan", "inf") if name not in names and any(stats[name] for _, stats in measured)]
     names = [*names, *missing]
     headings = [heading, *names]
     rows = [
-        [label, *(show.count(known[name]) if name in _COUNTED else number(known[name]) for name in names)]
-        for label, known in measured
+        [label, *(show.count(stats[name]) if name in _COUNTED else number(stats[name]) for name in names)]
+        for label, stats in measured
     ]
-    if not show.can_chart() or not any(known["curve"] for _, known in measured):
+    if not show.can_chart() or not any(stats["curve"] for _, stats in measured):
         return headings, rows
     widths = [max(map(len, column)) for column in zip(headings, *rows)]
     remaining = shutil.get_terminal_size().columns - sum(widths) - 2 * len(widths)
     width = min(max(remaining, _NARROWEST), _WIDEST)
     return [*headings, OVER_TIME], [
-        [*row, show.curve(known["curve"], width)] for row, (_, known) in zip(rows, measured)
+        [*row, show.curve(stats["curve"], width)] for row, (_, stats) in zip(rows, measured)
     ]

@@ -291,16 +291,16 @@ def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[st
     import gym_trace.edit
 
     if facts or unset:
-        known = gym_trace.edit.annotate(directory, dict(facts), unset=unset)
+        all_facts = gym_trace.edit.annotate(directory, dict(facts), unset=unset)
     else:
-        known = gym_trace.open_trace(directory).facts
+        all_facts = gym_trace.open_trace(directory).facts
     if as_json:
-        show.json_line(known)
+        show.json_line(all_facts)
         return
-    for key, value in known.items():
+    for key, value in all_facts.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         click.echo(show.printable(f"{key}: {text}"))
-    if not known:
+    if not all_facts:
         click.echo("no facts; add some with --set")
 
 

@@ -270,8 +270,8 @@ def _hint(env_id: str, error: Exception) -> str:
         if hasattr(sys.modules.get(module), name):
             return f" Pass --make {env_id}"
         return f" Pass an id that {module} registers, or --make {module}:FUNCTION"
-    if known := next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), None):
-        return f" Pass --import {known}"
+    if registrar := next((registrar for start, registrar in _REGISTERED_BY.items() if env_id.startswith(start)), None):
+        return f" Pass --import {registrar}"
     proposed = [word.lower() for word in re.findall(r"Did you mean: `(.+?)`", str(error))]
     if isinstance(error, gymnasium.error.VersionNotFound) or difflib.get_close_matches(env_id.lower(), proposed):
         return ""

@@ -113,35 +113,35 @@ def _facts(facts: Info) -> Iterator[tuple[str, str]]:
         yield _cut(name)[:_LONGEST_NAME], _cut(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
 
 
-def _provenance(known: dict[str, Any]) -> Iterator[str]:
+def _provenance(provenance: dict[str, Any]) -> Iterator[str]:
     for name, words in (("command", "{}"), ("policy", "policy {}"), ("gym_trace", "gym_trace {}")):
-        if known.get(name):
-            yield words.format(known[name])
-    if known.get("commit"):
-        yield f"commit {known['commit']}" + (" and uncommitted changes" if known.get("dirty") else "")
-    if known.get("argv"):
-        yield f"as {_cut(json.dumps(known['argv'], ensure_ascii=False))}"
+        if provenance.get(name):
+            yield words.format(provenance[name])
+    if provenance.get("commit"):
+        yield f"commit {provenance['commit']}" + (" and uncommitted changes" if provenance.get("dirty") else "")
+    if provenance.get("argv"):
+        yield f"as {_cut(json.dumps(provenance['argv'], ensure_ascii=False))}"
 
 
 def _edits(edits: Any) -> Iterator[str]:
     """Yield a description of each edited column. edits: untrusted JSON."""
     for edit in edits if isinstance(edits, list) else ():
-        known = dict(_items(edit))
-        if known.get("to"):
-            yield f"{known.get('column')} renamed to {known['to']}"
+        fields = dict(_items(edit))
+        if fields.get("to"):
+            yield f"{fields.get('column')} renamed to {fields['to']}"
         else:
-            yield f"{known.get('column')} by {known.get('by')}"
+            yield f"{fields.get('column')} by {fields.get('by')}"
 
 
 def _environment(environment: Any, function: str | None) -> Iterator[tuple[str, str]]:
-    known = dict(_items(environment))
-    yield "environment", str(known.get("id") or "without an id")
-    yield "class", str(known.get("class") or "")
-    wrappers = known.get("wrappers")
+    fields = dict(_items(environment))
+    yield "environment", str(fields.get("id") or "without an id")
+    yield "class", str(fields.get("class") or "")
+    wrappers = fields.get("wrappers")
     yield "wrappers", ", ".join(str(name).rpartition(".")[2] for name in wrappers) if isinstance(wrappers, list) else ""
-    yield "render mode", str(known.get("render_mode") or "")
+    yield "render mode", str(fields.get("render_mode") or "")
     yield "function", _cut(function or "")
-    yield "note", "" if function else str(known.get("note") or "")
+    yield "note", "" if function else str(fields.get("note") or "")
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

@@ -64,14 +64,14 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
             note = f"note: {show.count(len(below), 'more trace')} below this one: {show.printable(names)}{more}"
             click.echo(note, err=True)
         return FINE
-    found: dict[str, None] = {}
+    all_traces: dict[str, None] = {}
     for directory in directories:
         traces = dict.fromkeys(gym_trace.find_traces(directory))
-        found |= traces
+        all_traces |= traces
         if not traces:
             raise TraceNotFound(f"{redacted(directory)}: no trace here, or up to three levels below")
     states = set()
-    rows = _listed(list(found), selection)
+    rows = _listed(list(all_traces), selection)
     if as_json:
         for row in rows:
             show.json_line(row)

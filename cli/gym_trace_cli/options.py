@@ -52,10 +52,10 @@ def _column_tolerance(value: str) -> tuple[str, float]:
 
 def byte_count(value: str) -> int:
     """Parse a number of bytes: 25MB, 1.5 GB, 500kB or 1000000."""
-    found = _SIZE.fullmatch(value.strip())
-    if found is None or not float(found[1]):
+    match = _SIZE.fullmatch(value.strip())
+    if match is None or not float(match[1]):
         raise click.BadParameter(f"{value!r} is not a size; write 25MB, 500kB or a number of bytes")
-    return int(float(found[1]) * _UNITS[(found[2] or "").lower()])
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 class EnvArg(Parsed):
@@ -93,16 +93,16 @@ def named_callable(value: str) -> Any:
     if ctx is not None and ctx.resilient_parsing:
         return value
     try:
-        found: Any = import_here(module_name)
+        target: Any = import_here(module_name)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except ImportError as error:
         raise click.BadParameter(f"cannot import {module_name!r}: {error}") from error
     except AttributeError as error:
         raise click.BadParameter(f"{value!r}: {error}{_hiding(module_name)}") from error
-    if not callable(found):
-        raise click.BadParameter(f"{value!r} is not callable ({type(found).__name__})")
-    return found
+    if not callable(target):
+        raise click.BadParameter(f"{value!r} is not callable ({type(target).__name__})")
+    return target
 
 
 def callable_name(value: str) -> str:

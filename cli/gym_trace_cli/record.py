@@ -95,10 +95,10 @@ def _schedule_name(value: str) -> str:
 
 def _shard(value: str) -> tuple[int, int]:
     """Parse --shard: "3/10" is the fourth of ten."""
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
-    if found is None or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value)
+    if match is None or int(match[1]) >= int(match[2]):
         raise click.BadParameter(f"{value!r} is not a shard; write 0/10 to 9/10 for ten of them")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 policy_option = option(
@@ -164,8 +164,8 @@ class RecordOptions:
     def of_workers(self) -> dict[str, Any]:
         """Return the options that need workers, as arguments of collect()."""
         names = ("shard", "resume", "stall_timeout", "max_restarts", "niceness")
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None and value is not False}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 @headed("record")
@@ -285,7 +285,7 @@ def _record_here(env: Any, policy: Any, directory: Path, watch: Watch, options: 
         except Exception as error:
             if directory.is_dir():
                 click.echo(f"steps before the error are in {show.printable(directory)}", err=True)
-            if watch.stop.received:  # processes of an environment get Ctrl-C, too, and then it fails
+            if watch.stop.received:  # Ctrl-C also ended processes of the environment
                 raise SystemExit(watch.stop.exit_code) from error
             raise
         watch.finish(done)

@@ -24,9 +24,9 @@ _ESCAPES = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '
 def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     if path is None or ctx.resilient_parsing:
         return
-    known = dict(_by_key(ctx.command))
+    params = dict(_by_key(ctx.command))
     try:
-        ctx.default_map = dict(_entry(ctx, known, key, value) for key, value in _parsed(path).items())
+        ctx.default_map = dict(_entry(ctx, params, key, value) for key, value in _parsed(path).items())
     except ValueError as error:
         raise click.UsageError(show.printable(f"{path}: {error}"), ctx) from error
 
@@ -74,13 +74,13 @@ def _parsed(path: str) -> dict[str, Any]:
         raise ValueError("nested too deep") from error
 
 
-def _entry(ctx: click.Context, known: dict[str, click.Parameter], key: str, value: Any) -> tuple[str, Any]:
+def _entry(ctx: click.Context, params: dict[str, click.Parameter], key: str, value: Any) -> tuple[str, Any]:
     """Return the name of a parameter, and its value as on the command line. Raises ValueError."""
-    if key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if key not in params:
+        near = difflib.get_close_matches(key, params, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"{ctx.command_path} --help lists them"
         raise ValueError(f"no option {key!r}; {hint}")
-    param = known[key]
+    param = params[key]
     if not (isinstance(param, click.Option) and param.multiple):
         return str(param.name), _checked(ctx, param, key, value)
     if isinstance(param.type, EnvArg) and isinstance(value, dict):
@@ -126,7 +126,7 @@ def write_config(ctx: click.Context, path: str, seed: int) -> None:
         given = name == "seed" or ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
         value: Any = seed if name == "seed" else ctx.params.get(name)
         if given and name not in (*_NOT_READ, *_NOT_WRITTEN) and value not in (None, ()):
-            key = next((key for key, known in _by_key(ctx.command) if known is param), name)
+            key = next((key for key, listed in _by_key(ctx.command) if listed is param), name)
             toml_value = [_pair(*pair) for pair in value] if isinstance(param.type, EnvArg) else value
             lines.append(f"{key} = {toml_of(toml_value)}")
     try:

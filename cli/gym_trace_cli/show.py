@@ -111,11 +111,11 @@ def curve(values: Sequence[float | None], width: int = 60) -> str:
     """A line of blocks, the smallest value low, the largest high; neighbours are averaged to fit the width."""
     groups = [[value for value in group if value is not None] for group in _in_groups(values, width)]
     means = [sum(group) / len(group) if group else None for group in groups]
-    known = [mean for mean in means if mean is not None]
-    if not known or not math.isfinite(max(known) - min(known)):
+    present = [mean for mean in means if mean is not None]
+    if not present or not math.isfinite(max(present) - min(present)):
         return ""
-    scale = (len(_BLOCKS) - 0.01) / ((max(known) - min(known)) or math.inf)
-    return "".join(" " if mean is None else _BLOCKS[int((mean - min(known)) * scale)] for mean in means)
+    scale = (len(_BLOCKS) - 0.01) / ((max(present) - min(present)) or math.inf)
+    return "".join(" " if mean is None else _BLOCKS[int((mean - min(present)) * scale)] for mean in means)
 
 
 def histogram(counts: Sequence[int], width: int = 60) -> str:

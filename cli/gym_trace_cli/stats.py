@@ -120,8 +120,8 @@ def _fields(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary["filtered"]:
         yield "filtered", "some steps were not recorded; return and length count recorded ones"
     if summary["damage"]:
-        places = show.count(len(summary["damage"]), "place")
-        yield "damage", f"{places} unreadable and skipped; see gym-trace check"
+        places = show.count(len(summary["damage"]), "damaged place")
+        yield "damage", f"{places} skipped; see gym-trace check"
 
 
 def _outcomes(outcomes: dict[str, int]) -> str:
@@ -181,10 +181,10 @@ def _print_groups(summary: Summary) -> None:
         for name, group in groups.items()
     ]  # fmt: skip
     show.table((by, "episodes", "steps", "steps/s", "bytes", "outcomes"), counted)
-    known = {name: dict(_spreads(group)) for name, group in groups.items()}
-    for what in dict.fromkeys(what for spreads in known.values() for what in spreads):
+    spreads_by_group = {name: dict(_spreads(group)) for name, group in groups.items()}
+    for what in dict.fromkeys(what for spreads in spreads_by_group.values() for what in spreads):
         click.echo()
-        rows = [(name, *_cells(spreads[what])) for name, spreads in known.items() if what in spreads]
+        rows = [(name, *_cells(spreads[what])) for name, spreads in spreads_by_group.items() if what in spreads]
         show.table((what, *_SPREAD), rows)
 
 
@@ -214,7 +214,7 @@ def _groups_with_columns(summary: Summary) -> Iterator[tuple[str, Summary]]:
 def _print_columns(described: Summary, of_group: str) -> None:
     rewards = described["rewards"]
     show.title(f"rewards{of_group}")
-    objectives = [(f"rewards{index(known['index'])}", known) for known in rewards["objectives"]]
+    objectives = [(f"rewards{index(stats['index'])}", stats) for stats in rewards["objectives"]]
     single = [("rewards", rewards)] if rewards["count"] or not objectives else []
     print_tables(table for table in (moments_table(single + objectives, _MOMENTS), _counts_table(single)) if table[1])
     if rewards["misfits"]:
@@ -235,8 +235,8 @@ def _print_leaves(leaves: Sequence[Summary]) -> None:
         if "distinct" in leaf:
             varied.append(varied_row(path, leaf))
         else:
-            for label, known in rows_of(path, leaf):
-                (measured if "mean" in known else counted).append((label, known))
+            for label, stats in rows_of(path, leaf):
+                (measured if "mean" in stats else counted).append((label, stats))
         omitted += omissions(path, leaf)
     tables = moments_table(measured, _MOMENTS), _counts_table(counted), (["", "distinct", "examples"], varied)
     print_tables(table for table in tables if table[1])

@@ -55,7 +55,7 @@ _RESUME_OPTIONS = {"resume", "steps", "seconds", "until_return", "tensorboard", 
 _RESUME_OPTIONS |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
 _ENVIRONMENT_OPTIONS = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
-_WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
+_WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")  # their phases
 
 
 def _processors(value: str) -> list[int]:
@@ -222,8 +222,7 @@ def _train(
         del arguments["until_return"]
     if arguments.get("steps") is None:
         arguments.pop("steps", None)
-    known = {"steps": arguments.get("steps"), "seconds": seconds}
-    limits = {name: limit for name, limit in known.items() if limit is not None}
+    limits = {name: limit for name, limit in (("steps", arguments.get("steps")), ("seconds", seconds)) if limit}
     resume = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} resumes it")
     policies = arguments.get("policies") or len(runs_in(directory))
     plots = [Path(options.tensorboard)] if options.tensorboard else []
@@ -274,12 +273,12 @@ def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[
     """Return the environment of a run, and its entry in run.json. Raises the errors of described_environment()."""
     from gym_trace.training import described_environment
 
-    known = described_environment(directory, trust)
-    imports, wrappers = tuple(known.get("imports", ())), tuple(known.get("wrappers", ()))
-    steps = known.get("max_episode_steps")
+    described = described_environment(directory, trust)
+    imports, wrappers = tuple(described.get("imports", ())), tuple(described.get("wrappers", ()))
+    steps = described.get("max_episode_steps")
     return NamedEnvironment(
-        known.get("id"), known.get("make"), known.get("kwargs", {}), imports, wrappers, steps
-    ), known
+        described.get("id"), described.get("make"), described.get("kwargs", {}), imports, wrappers, steps
+    ), described
 
 
 def trust_of(named: NamedEnvironment) -> str:
@@ -331,9 +330,9 @@ def _fields(progress: Trained) -> list[tuple[str, str]]:
         if spread is not None:
             mean, least, most = map(show.return_text, spread)
             fields.append((name, f"mean {mean}, {least} to {most}"))
-    youngest, age, oldest = progress.lags
+    least_lag, mean_lag, largest_lag = progress.lags
     dropped = f", {show.count(progress.dropped, 'rollout')} dropped" if progress.dropped else ""
-    fields.append(("lag", f"mean {age:.2f} versions, {youngest:g} to {oldest:g}{dropped}"))
+    fields.append(("lag", f"mean {mean_lag:.2f} versions, {least_lag:g} to {largest_lag:g}{dropped}"))
     for name, parts in (("workers", _WORKERS), ("learner", _LEARNER)):
         shares = [f"{progress.shares[part]:.0%} {part}" for part in parts if part in progress.shares]
         states = [f"{number} {state}" for state, number in Counter(progress.workers).items()]

@@ -197,11 +197,11 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
         outcome.versions[name] = {"recorded": recorded, "installed": installed}
     if skip_damaged:
         outcome.damage = [damage._asdict() for damage in trace.damage]
-    found = {name for name, number in outcome.verdicts.items() if number}
+    verdicts = {name for name, number in outcome.verdicts.items() if number}
     if outcome.damage or outcome.ended == "damaged":
-        found.add("damaged")
+        verdicts.add("damaged")
     if not outcome.exit_code:
-        outcome.exit_code = next((code for name, code in _CODES.items() if name in found), FINE)
+        outcome.exit_code = next((code for name, code in _CODES.items() if name in verdicts), FINE)
 
 
 def _print_outcome(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:

@@ -136,7 +136,7 @@ def _serve(
             folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="gym-trace-", ignore_cleanup_errors=True))
             opener = Path(folder, "open.html")
             opener.write_text(_OPENER.format(html.escape(address)), encoding="utf-8")
-            # The call of a browser in the terminal would not return.
+            # webbrowser.open() does not return for a browser in the terminal.
             threading.Thread(target=webbrowser.open, args=(opener.as_uri(),), daemon=True).start()
 
     try:
@@ -145,7 +145,7 @@ def _serve(
         click.echo("\nstopped", err=True)
     except OSError as error:
         number = error.errno or 0
-        if number not in _ADDRESS_ERRORS and number >= 0:  # negative: the name is unknown
+        if number not in _ADDRESS_ERRORS and number >= 0:  # negative: unknown host name
             raise
         problem = f"{show.printable(host)} port {port}: {str(error.strerror).partition(' (while')[0]}"
         raise TraceError(f"{problem}; choose another one") from error

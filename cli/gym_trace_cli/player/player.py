@@ -179,7 +179,7 @@ class Player:
             speed = self._speed * (2 if key == "faster" else 0.5)
             self._speed = min(_SPEEDS[1], max(_SPEEDS[0], speed))
 
-    # -- what is drawn ------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------------------------
 
     def _draw(self, frame: Any) -> None:
         head = [self._title(), *([self._note] if self._note else [])]
@@ -196,8 +196,8 @@ class Player:
     def _curve(self) -> str:
         """Return the rewards of the last steps, if known."""
         rewards = self._captions.rewards[max(0, self.step - _CURVE) : self.step]
-        drawn = self._screen.unicode and rewards.ndim == 1 and rewards.dtype.kind in "iuf"
-        curve = show.curve(rewards.tolist()) if drawn else ""
+        can_draw = self._screen.unicode and rewards.ndim == 1 and rewards.dtype.kind in "iuf"
+        curve = show.curve(rewards.tolist()) if can_draw else ""
         return curve and f"rewards {curve}"
 
     def _title(self) -> str:

@@ -272,16 +272,16 @@ def _in_colours(picture: Picture) -> tuple[Any, Any]:
     codes = ((picture >> (3, 2, 3)).astype(np.int32) << (11, 5, 0)).sum(axis=2)
     examples = np.full(1 << 16, -1)
     examples[codes.reshape(-1)] = np.arange(codes.size)
-    found = np.flatnonzero(examples >= 0)
-    if len(found) <= _MOST_COLOURS:
-        palette = picture.reshape(-1, 3)[examples[found]].astype(int)
+    used = np.flatnonzero(examples >= 0)
+    if len(used) <= _MOST_COLOURS:
+        palette = picture.reshape(-1, 3)[examples[used]].astype(int)
     else:
         levels = (picture.astype(np.int32) * (_CUBE - 1) + 127) // 255
         codes = levels @ (_CUBE * _CUBE, _CUBE, 1)
-        found = np.arange(_CUBE**3)
-        palette = np.stack(np.unravel_index(found, (_CUBE,) * 3), axis=1) * 255 // (_CUBE - 1)
+        used = np.arange(_CUBE**3)
+        palette = np.stack(np.unravel_index(used, (_CUBE,) * 3), axis=1) * 255 // (_CUBE - 1)
     indices = np.zeros(1 << 16, np.intp)
-    indices[found] = np.arange(len(found))
+    indices[used] = np.arange(len(used))
     return palette, indices[codes]
 
 

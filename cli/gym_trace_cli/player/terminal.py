@@ -133,9 +133,9 @@ class Terminal:
     def _token(self, deadline: float) -> bytes | None:
         """Return the bytes of one key or answer, or b"" at the end of input."""
         while True:
-            if found := _TOKEN.match(self._unread):
-                self._unread = self._unread[found.end() :]
-                return found[0]
+            if match := _TOKEN.match(self._unread):
+                self._unread = self._unread[match.end() :]
+                return match[0]
             wait = max(0.0, deadline - time.monotonic())
             if not select.select([_IN], [], [], wait)[0]:
                 return None
@@ -185,12 +185,12 @@ class Terminal:
         self.write(_QUERIES)
         deadline, sixel, cell, colours = time.monotonic() + _ANSWER_SECONDS, False, None, _LEAST_COLOURS
         while token := self._token(deadline):
-            if found := re.fullmatch(rb"\x1b\[6;(\d{1,4});(\d{1,4})t", token):
-                cell = int(found[2]), int(found[1])
-            elif found := re.fullmatch(rb"\x1b\[\?1;0;(\d{1,6})S", token):
-                colours = int(found[1])
-            elif found := re.fullmatch(rb"\x1b\[\?([\d;]*)c", token):
-                sixel = b"4" in found[1].split(b";")[1:] and colours >= _LEAST_COLOURS
+            if match := re.fullmatch(rb"\x1b\[6;(\d{1,4});(\d{1,4})t", token):
+                cell = int(match[2]), int(match[1])
+            elif match := re.fullmatch(rb"\x1b\[\?1;0;(\d{1,6})S", token):
+                colours = int(match[1])
+            elif match := re.fullmatch(rb"\x1b\[\?([\d;]*)c", token):
+                sixel = b"4" in match[1].split(b";")[1:] and colours >= _LEAST_COLOURS
                 break
         return Abilities(sixel, cell if cell is not None and min(cell) > 0 else self._cell())
 
