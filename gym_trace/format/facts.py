@@ -15,6 +15,7 @@ from gym_trace.format.manifest import is_bomb
 from gym_trace.printable import shown
 from gym_trace.storage.local import alone
 from gym_trace.storage.protocol import ReadStorage, Storage
+from gym_trace.storage.staging import staged_file
 
 NAME = "facts.json"
 _PART = re.compile(re.escape(NAME) + r"\.[0-9a-f]{8}\.part")
@@ -95,20 +96,8 @@ def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
     Pass facts from a user through checked() first. Raises InvalidOption for values that JSON cannot hold, and OSError.
     """
     content = _packed(facts)
-    fresh = f"{NAME}.{secrets.token_hex(4)}.part"  # unique: other processes may be writing facts, too
-    file = storage.create(fresh)
-    try:
-        try:
-            file.write(content)
-            file.sync()
-        finally:
-            file.close()
-        storage.rename(fresh, NAME)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            storage.remove(fresh)
-        raise
-    storage.sync()
+    with staged_file(storage, NAME, f"{NAME}.{secrets.token_hex(4)}.part") as file:  # others may be writing facts, too
+        file.write(content)
 
 
 @contextlib.contextmanager

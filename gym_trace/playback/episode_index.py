@@ -140,7 +140,7 @@ class EpisodeIndex:
             return self.writers[number].parts.column(name, rows)
         return number if self._present is None else int(self._present.searchsorted(number))
 
-    def place(self, index: int) -> tuple[WriterReader, int]:
+    def locate(self, index: int) -> tuple[WriterReader, int]:
         """Return the writer of an episode, and its row in that writer's table."""
         whole = index if self.chosen is None else int(self.chosen[index])
         number = int(self.bounds.searchsorted(whole, side="right")) - 1

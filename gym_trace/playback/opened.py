@@ -87,7 +87,7 @@ class ChunkCache:
 
 
 def _key(writer: WriterReader, number: int, columns: _Columns) -> _Key:
-    batch, i = writer.chunk_places[number]
+    batch, i = writer.chunk_positions[number]
     return weakref.ref(batch), i, columns
 
 
@@ -195,19 +195,19 @@ class _At(NamedTuple):
 class OnDisk:
     """An episode whose steps are read on request: always the same steps, also after a refresh."""
 
-    __slots__ = ("_at", "_last", "_opened", "_place", "_record", "_writer")
+    __slots__ = ("_at", "_last", "_opened", "_position", "_record", "_writer")
 
     def __init__(self, opened: Opened, writer: WriterReader, row: int, record: Any):
-        self._opened, self._writer, self._place = opened, writer.key, writer.place_of(row)
+        self._opened, self._writer, self._position = opened, writer.key, writer.position_of(row)
         self._record = record  # the row of the table when the episode was looked up
         self._at: _At | None = _At(weakref.ref(writer), row, False)
         self._last: Any = None  # the slices that were read last
 
     def __getstate__(self) -> Any:
-        return self._opened, self._writer, self._place, self._record
+        return self._opened, self._writer, self._position, self._record
 
     def __setstate__(self, state: Any) -> None:
-        self._opened, self._writer, self._place, self._record = state
+        self._opened, self._writer, self._position, self._record = state
         self._at = self._last = None
 
     @property
@@ -242,11 +242,11 @@ class OnDisk:
         if writer is not None:
             if known is not None and known.writer() is writer:
                 return writer, known.row, known.has_grown
-            row = writer.row_at(self._place)
+            row = writer.row_at(self._position)
             if not self._is_at(writer, row):  # it may have moved when it left the ring
                 row = writer.parts.row_of(int(then["episode_id"]), int(then["first_step"]))
             if row is not None and self._is_at(writer, row):
-                self._place = writer.place_of(row)
+                self._position = writer.position_of(row)
                 has_grown = bool(writer.parts.column("steps", slice(row, row + 1))[0] != then["steps"])
                 self._at = _At(weakref.ref(writer), row, has_grown)
                 return writer, row, has_grown
@@ -258,8 +258,8 @@ class OnDisk:
     def _is_at(self, writer: WriterReader, row: int | None) -> bool:
         if row is None:
             return False
-        then, place = self._record, slice(row, row + 1)
-        now = {name: int(writer.parts.column(name, place)[0]) for name in ("episode_id", "first_step", "steps")}
+        then, own_row = self._record, slice(row, row + 1)
+        now = {name: int(writer.parts.column(name, own_row)[0]) for name in ("episode_id", "first_step", "steps")}
         same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
         return bool(same and now["steps"] >= then["steps"])
 

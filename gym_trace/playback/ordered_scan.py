@@ -199,7 +199,7 @@ class OrderedScan:
             np.add.reduceat(steps, lasts - counts + 1),
             np.ones(len(rows), np.bool_),
             flags[lasts],
-            {path: columns[path] for path in sorted(columns, key=_place)},
+            {path: columns[path] for path in sorted(columns, key=_sort_key)},
         )
 
     def _plain_chunks(self, numbers: Sequence[int]) -> dict[int, Chunk] | None:
@@ -364,7 +364,7 @@ def leaves_of(layout: Layout, tree: object, path: Path) -> dict[Path, Array]:
     return found
 
 
-def _place(path: Path) -> tuple[int, Path]:
+def _sort_key(path: Path) -> tuple[int, Path]:
     """Return the sort key of a column: leaves of a space keep their order, annotations are sorted by name."""
     root = str(path[0])
     return COLUMNS.index(root), path[1:] if root == "annotations" else ()

@@ -81,7 +81,7 @@ class Shown(NamedTuple):
         steps = self.content["steps"]
         try:
             for index in np.flatnonzero(steps > 0)[:1].tolist():
-                leaves = self.content.place(index)[0].layouts.observations.leaves()
+                leaves = self.content.locate(index)[0].layouts.observations.leaves()
                 if any(is_picture(leaf.dtype, leaf.shape) for leaf in leaves):
                     middle = int(steps[index]) // 2
                     found = pictures_in(episode(index)[middle : middle + 1].observations)

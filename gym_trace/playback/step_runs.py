@@ -144,6 +144,6 @@ def raise_or_report(reader: WriterReader, on_damage: OnDamage | None) -> None:
 
 
 def damage_at(reader: WriterReader, number: int, problem: str) -> Damage:
-    batch, i = reader.chunk_places[number]
+    batch, i = reader.chunk_positions[number]
     start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
     return Damage(str(batch.path), start, start + length, problem)

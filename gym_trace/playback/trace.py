@@ -202,8 +202,8 @@ class Trace(KnowsOtherNames):
             return self._episode(content, range(len(content))[index])
         if index is None or isinstance(index, (str, float)):
             raise TypeError(f"trace[{index!r}]: pass an index, a slice, indices, or a mask over trace.episodes")
-        places, _ = content.selected(index)
-        return self._with(content.view(places))
+        selected, _ = content.selected(index)
+        return self._with(content.view(selected))
 
     @property
     def episodes(self) -> Array:
@@ -339,7 +339,7 @@ class Trace(KnowsOtherNames):
         return len(self) - len(before)
 
     def _episode(self, content: EpisodeIndex, index: int) -> Episode:
-        writer, row = content.place(index)
+        writer, row = content.locate(index)
         record = content.record(index)
         source = OnDisk(self._opened, writer, row, record)
         return Episode(record, writer.writer, writer.split, source, prefix=writer.about.prefix)
@@ -436,7 +436,7 @@ class Trace(KnowsOtherNames):
     def place_of(self, index: int) -> tuple[WriterReader, int]:
         """Return the writer of an episode and the episode's row in its table."""
         content = self._content
-        return content.place(range(len(content))[index])
+        return content.locate(range(len(content))[index])
 
     @property
     def rows(self) -> Array:
@@ -482,8 +482,8 @@ class Trace(KnowsOtherNames):
             return self._scan(content, roots, wanted, on_damage == "skip")
         if on_damage == "raise":
             return (self._episode(content, int(i)) for i in wanted)
-        places = wanted if content.chosen is None else content.chosen[wanted]
-        runs = np.split(wanted, np.flatnonzero(np.diff(places) <= 0) + 1)
+        indices = wanted if content.chosen is None else content.chosen[wanted]
+        runs = np.split(wanted, np.flatnonzero(np.diff(indices) <= 0) + 1)
         return chain.from_iterable(self._scan(content, roots, run, True) for run in runs)
 
     def _scan(

@@ -182,12 +182,12 @@ class WriterReader:
         begin, end = fragments.start, fragments.stop
         if begin == end:
             one.parts, one.chunk_bounds = episode_runs(one.fragments, False), np.zeros(1, np.int64)
-            one.chunk_places, one.batches = [], []
+            one.chunk_positions, one.batches = [], []
             return one
         last = int(np.searchsorted(self.chunk_bounds, end))
         one.chunk_bounds = self.chunk_bounds[share.first_chunk : last + 1].clip(begin, end) - begin
-        one.chunk_places = self.chunk_places[share.first_chunk : last]
-        one.batches = list(dict.fromkeys(batch for batch, _ in one.chunk_places))
+        one.chunk_positions = self.chunk_positions[share.first_chunk : last]
+        one.batches = list(dict.fromkeys(batch for batch, _ in one.chunk_positions))
         one.parts = self.parts.share(one.fragments, begin, rows.start, rows.stop)
         return one
 
@@ -270,7 +270,7 @@ class WriterReader:
         read = [(self._readers[number], count) for number, count in chunks]
         if self.tail.batch is not None:
             read.append((self.tail.batch, len(self.tail.batch.chunks)))
-        self.chunk_places = [(batch, i) for batch, count in read for i in range(count)]
+        self.chunk_positions = [(batch, i) for batch, count in read for i in range(count)]
         counts = [batch.chunks["fragments"][:count].astype(np.int64) for batch, count in read]
         self.chunk_bounds = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))])
         sizes = [int(count.sum()) for count in counts]
@@ -421,7 +421,7 @@ class WriterReader:
 
     @property
     def chunk_count(self) -> int:
-        return len(self.chunk_places)
+        return len(self.chunk_positions)
 
     def chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
         """Return a chunk with the columns in roots, or below one of them. Raises CorruptTrace.
@@ -446,7 +446,7 @@ class WriterReader:
         if self.share is not None:
             stored = self.share.stored
             return self.share.chunks.read(self.share, number, roots, lambda at: stored.read_chunk(at, roots))
-        batch, i = self.chunk_places[number]
+        batch, i = self.chunk_positions[number]
         return batch.read_chunk(i, lambda path: roots is None or path[0] in roots or path in roots)
 
     def unshared_chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
@@ -470,9 +470,9 @@ class WriterReader:
         """Fetch several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
         if not self.files.storage.ahead:
             return
-        for batch, places in groupby((self.chunk_places[number] for number in numbers), itemgetter(0)):
+        for batch, positions in groupby((self.chunk_positions[number] for number in numbers), itemgetter(0)):
             if batch is not self.tail.batch:
-                batch.expect([i for _, i in places], lambda path: path[0] in roots or path in roots)
+                batch.expect([i for _, i in positions], lambda path: path[0] in roots or path in roots)
 
     def ahead(
         self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Sequence[int]]
@@ -494,8 +494,8 @@ class WriterReader:
                 yield item
                 continue
             new = [number for number in chunks(item) if number not in group]
-            places = (self.chunk_places[number] for number in new)
-            size = sum(int(batch.chunks["length"][i]) for batch, i in places)
+            positions = (self.chunk_positions[number] for number in new)
+            size = sum(int(batch.chunks["length"][i]) for batch, i in positions)
             waiting.append((item, size))
             group |= dict.fromkeys(new)
             held, asked = held + size, asked + size
@@ -513,7 +513,7 @@ class WriterReader:
 
     def columns_of(self, number: int) -> list[ColumnDescriptor]:
         """Return descriptors of the columns of a chunk, without reading the columns. Raises CorruptTrace."""
-        batch, i = self.chunk_places[number]
+        batch, i = self.chunk_positions[number]
         return batch.read_chunk(i, lambda path: False).described
 
     def blocks(self, wanted: Array | None = None, first: int = 0) -> Iterator[ChunkRows]:
@@ -541,7 +541,7 @@ class WriterReader:
 
     # -- single episodes ----------------------------------------------------------------------------------------------
 
-    def place_of(self, row: int) -> tuple[int, int]:
+    def position_of(self, row: int) -> tuple[int, int]:
         """Return the first fragment of an episode, as (number of batch, fragment in it).
 
         It is stable once the episode has left the ring.
@@ -550,16 +550,16 @@ class WriterReader:
         i = bisect_right(self._begins, f) - 1
         return self._numbers[i], f - self._begins[i]
 
-    def row_at(self, place: tuple[int, int]) -> int | None:
-        """Return the row of the episode at a position from place_of(); None if missing."""
-        number, fragment = place
+    def row_at(self, position: tuple[int, int]) -> int | None:
+        """Return the row of the episode at a position from position_of(); None if missing."""
+        number, fragment = position
         numbers, begins = self._numbers, self._begins
         i = bisect_left(numbers, number)
         if numbers[i : i + 1] != [number]:
             return None
         f = begins[i] + fragment
         row = int(self.parts.of_fragment[f]) if f < len(self.fragments) else -1
-        return row if row >= 0 and self.place_of(row) == (number, fragment) else None
+        return row if row >= 0 and self.position_of(row) == (number, fragment) else None
 
     def pending_action(self, row: int) -> Any:
         """Return the action without a result at the end of an episode, structured like its space; None if missing."""
@@ -602,10 +602,10 @@ class WriterReader:
 
     def start_of(self, row: int) -> dict[str, Any]:
         """Return the reset record of an episode: options, rng_state, reset_info, a large seed."""
-        start: dict[str, Any] = copied(self.kept_start_of(row))
+        start: dict[str, Any] = copied(self.shared_start_of(row))
         return start
 
-    def kept_start_of(self, row: int) -> dict[str, Any]:
+    def shared_start_of(self, row: int) -> dict[str, Any]:
         """Return the reset record of an episode without copying it: do not change it."""
         f = int(self.parts.starts[row])
         if f < 0:
@@ -625,9 +625,9 @@ class WriterReader:
         for part in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1) if len(order) else ():
             number = int(chunks[part[0]])
             entries, ranks = self._starts_in(number)
-            for i, place in zip(part.tolist(), ranks[starts[part] - int(self.chunk_bounds[number])].tolist()):
-                if place < len(entries) and isinstance(entries[place], dict):
-                    yield i, entries[place]
+            for i, index in zip(part.tolist(), ranks[starts[part] - int(self.chunk_bounds[number])].tolist()):
+                if index < len(entries) and isinstance(entries[index], dict):
+                    yield i, entries[index]
 
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
         """Return the reset records of a chunk, and for each fragment the index of its record, if it has one."""

@@ -43,12 +43,15 @@ class _Staged(LocalAppender):
 
 
 @contextlib.contextmanager
-def staged_file(storage: Storage, name: str) -> Iterator[Appender]:
+def staged_file(storage: Storage, name: str, part: str = "") -> Iterator[Appender]:
     """Yield a file to write; at the end it gets its name, atomically and durably, and replaces a file of that name.
 
-    If the block raises, the new file is removed. NAME.part of a killed process is replaced.
+    If the block raises, the new file is removed.
+
+    Args:
+        part: name of the file until then; default: NAME.part, which replaces that of a killed process.
     """
-    part = name + PART
+    part = part or name + PART
     with contextlib.suppress(FileNotFoundError):
         storage.remove(part)
     file = storage.create(part)
@@ -81,7 +84,7 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
         TraceExists: target exists and is not an empty directory.
         InvalidOption: target lies in a source, or is a URL.
     """
-    final = _place(target, sources)
+    final = _final_path(target, sources)
     if final.exists() and not final.is_dir():
         raise TraceExists(f"{target}: is a file; pass a new directory")
     if final.exists() and os.listdir(final):
@@ -110,7 +113,7 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
 
     Otherwise like new_directory().
     """
-    final = _place(target, sources)
+    final = _final_path(target, sources)
     if final.exists():
         raise TraceExists(f"{target}: already exists; pass a new file")
 
@@ -330,7 +333,7 @@ def _clear(work: Path) -> None:
             os.unlink(entry.path)
 
 
-def _place(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]]) -> Path:
+def _final_path(target: str | os.PathLike[str], sources: Iterable[str | os.PathLike[str]]) -> Path:
     """Return the resolved path. Raises InvalidOption for a URL or a path in a source, TraceExists for a broken link."""
     refuse_url(target)
     if os.path.islink(target) and not os.path.exists(target):

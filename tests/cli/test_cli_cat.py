@@ -469,7 +469,7 @@ def test_cat_of_a_damaged_trace_prints_what_a_scan_yields(tmp_path: Path) -> Non
 def test_a_damaged_chunk_costs_only_itself_and_the_step_after_it(tmp_path: Path) -> None:
     record_lengths(tmp_path, [40], flush_after=10, uid="w")
     trace = open_trace(tmp_path)
-    batch, i = trace.readers[0].chunk_places[1]
+    batch, i = trace.readers[0].chunk_positions[1]
     offset, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
     flip(batch.path, offset + length - 8)
     result = run("cat", tmp_path, "--json")

@@ -37,7 +37,7 @@ class _Ahead(NamedTuple):
         """Return the batch that begins at this position; None if it was not looked up."""
         number, rest = divmod(begin - self.begin, self.apart)
         first = number * self.size
-        if order != self.order or number < 0 or rest or count > self.size or first >= len(self.found["place"]):
+        if order != self.order or number < 0 or rest or count > self.size or first >= len(self.found["position"]):
             return None
         return {name: array[first : first + count] for name, array in self.found.items()}
 
@@ -66,38 +66,38 @@ class Items:
         tree: sample by these weights. apart: distance to the batch that will be asked for next; None: its length.
         """
         if tree is not None:
-            places = np.arange(begin, end)
-            items = tree.find(uniform(self.seed, places))
+            positions = np.arange(begin, end)
+            items = tree.find(uniform(self.seed, positions))
             chance = tree.of(items) / tree.total
-            return self.of(items, places) | {"index": items, "weight": 1 / (self.items * chance)}
+            return self.of(items, positions) | {"index": items, "weight": 1 / (self.items * chance)}
         order, size, apart = None if replacement else epoch, end - begin, apart or end - begin
         found = self._ahead and self._ahead.at(order, begin, size)
         if not found:
             # Look up an unexpected batch alone; from the second in sequence on, many at a time.
             batches = max(1, _AHEAD // size) if self._expected == (order, begin) else 1
-            places = (np.arange(begin, begin + batches * apart, apart)[:, None] + np.arange(size)).ravel()
+            positions = (np.arange(begin, begin + batches * apart, apart)[:, None] + np.arange(size)).ravel()
             if replacement:
-                items = drawn(self.seed, places, self.items)
+                items = drawn(self.seed, positions, self.items)
             else:  # positions after the last item get any item
-                items = permuted(self.seed * 1_000_003 + epoch, np.minimum(places, self.items - 1), self.items)
-            self._ahead = _Ahead(order, begin, apart, size, self.find(items, places))
+                items = permuted(self.seed * 1_000_003 + epoch, np.minimum(positions, self.items - 1), self.items)
+            self._ahead = _Ahead(order, begin, apart, size, self.find(items, positions))
             found = self._ahead.at(order, begin, size)
             assert found is not None
         self._expected = order, begin + apart
         return self.gather(found)
 
-    def of(self, items: Array, places: Array) -> Batch:
-        """Return the batch of these items, each in [0, items). places: positions, which seed random choices."""
-        return self.gather(self.find(items, places))
+    def of(self, items: Array, positions: Array) -> Batch:
+        """Return the batch of these items, each in [0, items). positions: positions, which seed random choices."""
+        return self.gather(self.find(items, positions))
 
-    def find(self, items: Array, places: Array) -> Found:
-        """Return where the rows of these items are, as arrays with one element per item; one of them is "place"."""
+    def find(self, items: Array, positions: Array) -> Found:
+        """Return where the rows of these items are, as arrays with one element per item; one of them is "position"."""
         raise NotImplementedError
 
     def gather(self, found: Found) -> Batch:
         raise NotImplementedError
 
-    def located(self, items: Array, places: Array) -> tuple[Array, Array]:
+    def located(self, items: Array, positions: Array) -> tuple[Array, Array]:
         """Return the slice of each item, and the first step of the item in the episode."""
         raise NotImplementedError
 
@@ -110,12 +110,15 @@ class Items:
         everything = np.arange(self.items)
         piece, step = self.located(everything, everything)
         episode, first = rows.episode[piece], np.cumsum(steps) - steps
-        forms = {len(steps): episode, int(steps.sum()): first[episode] + rows.begin[piece] + np.maximum(step, 0)}
-        forms[self.items] = forms.get(self.items, everything)
-        if given.ndim != 1 or len(given) not in forms:
+        indices = {
+            len(steps): episode,
+            int(steps.sum()): first[episode] + rows.begin[piece] + np.maximum(step, 0),
+        }
+        indices[self.items] = indices.get(self.items, everything)
+        if given.ndim != 1 or len(given) not in indices:
             known = f"{len(steps)} episodes, {steps.sum()} steps, or {self.items} items"
             raise InvalidOption(f"weights: invalid shape {given.shape}; pass one for each of {known}")
-        weights: Array = given[forms[len(given)]]
+        weights: Array = given[indices[len(given)]]
         return weights
 
     def gathered(self, steps: Gather, **others: Gather) -> Batch:
@@ -172,28 +175,29 @@ class Windows(Items):
         items = int(counts.sum()) if self._episodes is None else len(self._episodes)
         super().__init__(rows, items, seed)
 
-    def find(self, items: Array, places: Array) -> Found:
-        piece, start = self.located(items, places)
+    def find(self, items: Array, positions: Array) -> Found:
+        piece, start = self.located(items, positions)
         end = np.minimum(start + self._length, self.rows.whole[piece])
         start = np.maximum(start, 0)
-        return self._placed(piece, start - self.rows.offset[piece], end - start, places)
+        return self._located_rows(piece, start - self.rows.offset[piece], end - start, positions)
 
-    def _placed(self, piece: Array, start: Array, counts: Array, places: Array) -> Found:
+    def _located_rows(self, piece: Array, start: Array, counts: Array, positions: Array) -> Found:
         """Return find() of these windows. start: counted from the first decoded step."""
         rows = self.rows
-        found = {"at": rows.steps[piece] + start, "seen": rows.seen[piece] + start, "counts": counts, "place": places}
+        found = {"at": rows.steps[piece] + start, "seen": rows.seen[piece] + start}
+        found |= {"counts": counts, "position": positions}
         if rows.known is not None:  # number of steps that led to a known observation
             found["known"] = counts - (~rows.known[piece] & (start + counts == rows.lengths[piece]))
         return found | {"episode": rows.episode[piece], "first_step": start + rows.offset[piece] + rows.begin[piece]}
 
-    def located(self, items: Array, places: Array) -> tuple[Array, Array]:
+    def located(self, items: Array, positions: Array) -> tuple[Array, Array]:
         if self._episodes is None:
             piece = self._stretch.find(items)
             chosen = items - self._begins[piece]
         else:
             piece = self._episodes[items]
             count = self._ends[piece] - self._begins[piece]
-            chosen = np.minimum((uniform(~self.seed, places) * count).astype(np.int64), count - 1)
+            chosen = np.minimum((uniform(~self.seed, positions) * count).astype(np.int64), count - 1)
         return piece, self._lowest[piece] + (self._number[piece] + chosen) * self._stride
 
     def gather(self, found: Found) -> Batch:
@@ -233,11 +237,11 @@ class Trajectories(Windows):
         longest, whole = max(1, int(rows.whole.max(initial=1))), (False, False)
         super().__init__(rows, seed, length=longest, strict_length=False, span=whole, stride=1, sampling="episodes")
 
-    def find(self, items: Array, places: Array) -> Found:
+    def find(self, items: Array, positions: Array) -> Found:
         assert self._episodes is not None
         piece = self._episodes[items]
         start = self.rows.own[piece, 0]
-        return self._placed(piece, start, self.rows.lengths[piece] - start, places)
+        return self._located_rows(piece, start, self.rows.lengths[piece] - start, positions)
 
     def _longest(self, counts: Array) -> int:
         return int(counts.max())
@@ -308,10 +312,10 @@ class Hindsight:
 
     def relabel(self, batch: Batch, rows: DecodedRows, found: Found, seed: int) -> None:
         """Give some transitions of a batch other goals and rewards, in place."""
-        piece, places = found["piece"], found["place"]
+        piece, positions = found["piece"], found["position"]
         step = found["at"] - rows.steps[piece]
-        chosen = np.flatnonzero(uniform(seed ^ _CHOICE, places) < self.ratio)
-        chance = uniform(seed ^ _GOAL, places)[chosen]
+        chosen = np.flatnonzero(uniform(seed ^ _CHOICE, positions) < self.ratio)
+        chance = uniform(seed ^ _GOAL, positions)[chosen]
         piece, step = piece[chosen], step[chosen]
         array = rows.columns["observations", ACHIEVED]
         last = rows.lengths[piece]
@@ -351,7 +355,7 @@ class Transitions(Items):
         self._n_steps, self._n_frames, self._goals = n_steps, n_frames, goals
         self._discounts = np.float64(gamma) ** np.arange(n_steps + 1)
 
-    def find(self, items: Array, places: Array) -> Found:
+    def find(self, items: Array, positions: Array) -> Found:
         rows = self.rows
         piece = self._stretch.find(items)
         shifts = self._shifts.take(piece, axis=0)
@@ -366,7 +370,7 @@ class Transitions(Items):
             return stacked
 
         last = at if self._n_steps == 1 else at + ahead - 1
-        found = {"piece": piece, "place": places, "at": at, "ahead": ahead, "last": last}
+        found = {"piece": piece, "position": positions, "at": at, "ahead": ahead, "last": last}
         found |= {"observations": frames(seen), "next_observations": frames(seen + ahead)}
         if rows.known is not None:
             found["known"] = rows.known[piece] | (last - rows.steps[piece] != rows.lengths[piece] - 1)
@@ -390,7 +394,7 @@ class Transitions(Items):
             self._goals.relabel(batch, self.rows, found, self.seed)
         return batch | {name: found[name].copy() for name in ("discount", "episode", "first_step")}
 
-    def located(self, items: Array, places: Array) -> tuple[Array, Array]:
+    def located(self, items: Array, positions: Array) -> tuple[Array, Array]:
         piece = self._stretch.find(items)
         return piece, items + self._shifts[piece, 0]
 

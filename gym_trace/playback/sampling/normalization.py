@@ -20,7 +20,7 @@ from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
 from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes
 from gym_trace.playback.row_types import RowType, row_types
-from gym_trace.playback.sampling.rows import agreed_layouts, chosen_forms
+from gym_trace.playback.sampling.rows import agreed_layouts, chosen_row_types
 from gym_trace.playback.sampling.store import CACHE_KEY, Known, default_root, identified
 from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.storage.staging import replaced_file
@@ -51,7 +51,7 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
     Raises CorruptTrace, and TraceError if the writers have different spaces.
     """
     layouts, content = agreed_layouts(trace), trace.content
-    row_type_of = chosen_forms(row_types(trace), roots)
+    row_type_of = chosen_row_types(row_types(trace), roots)
     numeric = {
         path: row_type
         for path, row_type in row_type_of.items()
@@ -67,7 +67,7 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
     is_whole = trace.whole is trace
     if is_whole:
         known, sums = _found(file, episodes[is_finished], known, sums)
-    is_new = known.places(episodes) < 0
+    is_new = known.positions(episodes) < 0
     _add(content, is_new & is_finished, sums)
     if is_whole and (is_new & is_finished).any():
         _keep(file, episodes[is_finished], sums)
@@ -117,7 +117,7 @@ def _found(
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as cached:
         table = cached["episodes"]
         wanted = Known(episodes)
-        if table.dtype == CACHE_KEY and (wanted.places(table) >= 0).all():
+        if table.dtype == CACHE_KEY and (wanted.positions(table) >= 0).all():
             found = {}
             for number, (path, empty) in enumerate(sums.items()):
                 found[path] = moments = RunningMoments(len(empty.mean), finite_only=False)

@@ -101,13 +101,13 @@ class DecodePlan:
                 raise damage.error()
             on_damage(damage)
         skip = on_damage is not None
-        self.forms = chosen_forms(row_types(trace, skip), roots)
+        self.row_types = chosen_row_types(row_types(trace, skip), roots)
         content = trace.content
         # Episode index and first step of each part around damage; None without damage.
         self._parts: tuple[Array, Array] | None = None
         if on_damage is not None:
             first_steps = content["first_step"]
-            content, owner = readable_parts(content, frozenset(str(path[0]) for path in self.forms), on_damage)
+            content, owner = readable_parts(content, frozenset(str(path[0]) for path in self.row_types), on_damage)
             self._parts = owner, content["first_step"] - first_steps[owner]
         self.table: Columns = content
         self.readers, rows = content.readers, content.rows
@@ -121,7 +121,7 @@ class DecodePlan:
         self._known = None if known.all() else known
         self.first = np.append(0, np.cumsum(steps))
         self.repeated = np.minimum(repeated_steps(self.table, self.readers), steps)
-        self.step_bytes = sum(_VALUE_BYTES if form is None else form.row_size for form in self.forms.values())
+        self.step_bytes = sum(_VALUE_BYTES if it is None else it.row_size for it in self.row_types.values())
         is_whole = content.chosen is None
         self._stored = None if is_whole else writer.astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
@@ -148,7 +148,7 @@ class DecodePlan:
 
     def size_of(self, steps: int, pieces: int) -> int:
         """Return the approximate bytes of this number of decoded steps, in this number of slices."""
-        seen = sum(it.row_size for path, it in self.forms.items() if it is not None and path[0] == "observations")
+        seen = sum(it.row_size for path, it in self.row_types.items() if it is not None and path[0] == "observations")
         return steps * self.step_bytes + pieces * (seen + _PIECE_BYTES)
 
     @property
@@ -204,8 +204,8 @@ class DecodePlan:
         seen = steps + np.arange(len(lengths))
         total = int(lengths.sum())
         columns = {
-            path: allocate(path, total + len(lengths) * (path[0] == "observations"), form)
-            for path, form in self.forms.items()
+            path: allocate(path, total + len(lengths) * (path[0] == "observations"), row_type)
+            for path, row_type in self.row_types.items()
         }
         done = 0
         for some in pieces:
@@ -245,15 +245,15 @@ def agreed_layouts(trace: RecordedEpisodes) -> Layouts:
     return layouts
 
 
-def chosen_forms(forms: dict[Path, RowType | None], roots: frozenset[str]) -> dict[Path, RowType | None]:
+def chosen_row_types(found: dict[Path, RowType | None], roots: frozenset[str]) -> dict[Path, RowType | None]:
     """Return the types of the columns of these names ("annotations.value" is one annotation), and of flags.
 
     Raises InvalidOption for annotations that the trace does not have.
     """
-    known = {f"annotations.{path[1]}" for path in forms if path[0] == "annotations"}
+    known = {f"annotations.{path[1]}" for path in found if path[0] == "annotations"}
     if missing := {root for root in roots if root.startswith("annotations.")} - known:
         raise InvalidOption(f"columns: unknown columns {sorted(missing)}; annotations are {sorted(known)}")
-    chosen = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
+    chosen = {path: row_type for path, row_type in found.items() if roots & {path[0], ".".join(map(str, path))}}
     return chosen | {path: RowType(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
 
 
@@ -294,18 +294,18 @@ class _Writer:
     def __init__(self, reader: WriterReader, rows: Array, indices: Array, first: Array, cut: Array):
         """cut: the rows of episodes without their last step."""
         self._reader, parts = reader, reader.parts
-        place_type = np.dtype(np.int32 if len(first) <= np.iinfo(np.int32).max else np.int64)
-        place_of = np.full(len(parts) + 1, -1, place_type)
-        place_of[rows] = indices
+        index_type = np.dtype(np.int32 if len(first) <= np.iinfo(np.int32).max else np.int64)
+        index_of_row = np.full(len(parts) + 1, -1, index_type)
+        index_of_row[rows] = indices
         sizes = np.diff(parts.first)
         own, heads = parts.fragments, parts.first[:-1]
         opens = np.zeros(len(own), np.bool_)
         opens[heads] = True
         first_step_lost = np.repeat(parts.first_step_lost, sizes)
-        index = np.repeat(place_of[:-1], sizes)
+        index = np.repeat(index_of_row[:-1], sizes)
         count = len(reader.fragments)
-        self._place = np.full(count, -1, place_type)
-        self._place[own] = index
+        self._episode_index = np.full(count, -1, index_type)
+        self._episode_index[own] = index
         self._skipped = np.zeros(count, np.bool_)  # True: the first step of the fragment is skipped
         self._skipped[own[opens & first_step_lost]] = True
         self._cut = np.zeros(count, np.bool_)  # True: its last step is skipped
@@ -319,19 +319,19 @@ class _Writer:
         self._at = np.zeros(count, np.int64)  # offset of its first step in all steps
         self._at[own] = before
         self._first = first
-        present = np.flatnonzero(self._place >= 0)
+        present = np.flatnonzero(self._episode_index >= 0)
         chunks = np.searchsorted(reader.chunk_bounds, present, side="right") - 1
         self._low = np.full(reader.chunk_count, np.iinfo(np.int64).max)  # lowest and highest episode of each chunk
         self._high = np.full(reader.chunk_count, -1)
-        np.minimum.at(self._low, chunks, self._place[present])
-        np.maximum.at(self._high, chunks, self._place[present])
+        np.minimum.at(self._low, chunks, self._episode_index[present])
+        np.maximum.at(self._high, chunks, self._episode_index[present])
 
     @property
     def held(self) -> int:
         """Bytes of its arrays, and of the columns of fragments that the reader cached to make them."""
-        arrays = self._place, self._skipped, self._cut, self._at, self._low, self._high
+        arrays = self._episode_index, self._skipped, self._cut, self._at, self._low, self._high
         own: int = sum(array.nbytes for array in arrays)
-        return own + 8 * len(self._place)
+        return own + 8 * len(self._episode_index)
 
     def _count(self, begin: int, end: int) -> Array:
         """Return the numbers of steps of consecutive fragments."""
@@ -342,8 +342,8 @@ class _Writer:
 
     def spans(self, steps: int, most: int) -> Iterator[_Span]:
         """Yield all steps in spans of at most `steps` steps of whole chunks, or `most` of one."""
-        ends = self._count(0, len(self._place))
-        ends[self._place < 0] = 0
+        ends = self._count(0, len(self._episode_index))
+        ends[self._episode_index < 0] = 0
         ends = np.append(0, np.cumsum(ends))
         for begin, end in pairwise(_cuts(np.unique(ends[self._reader.chunk_bounds]).tolist(), steps, most)):
             head = int(ends.searchsorted(begin, side="right")) - 1
@@ -352,9 +352,9 @@ class _Writer:
     def steps_of(self, span: _Span) -> tuple[Array, Array, Array]:
         """Return the episodes of a span, ascending, and begin and end of their steps."""
         count = self._count(span.begin, span.end)
-        mine = np.flatnonzero((self._place[span.begin : span.end] >= 0) & (count > 0))
+        mine = np.flatnonzero((self._episode_index[span.begin : span.end] >= 0) & (count > 0))
         fragments, count = span.begin + mine, count[mine]
-        index = self._place[fragments].astype(np.int64)
+        index = self._episode_index[fragments].astype(np.int64)
         low = self._at[fragments] - self._first[index]
         at = np.cumsum(count) - count
         from_, until = low + np.maximum(span.low - at, 0), low + np.minimum(span.high - at, count)
@@ -370,7 +370,7 @@ class _Writer:
         numbers: Iterator[int] = iter(np.flatnonzero((self._low <= last) & (self._high >= head)).tolist())
         for number in self._reader.ahead(numbers, roots, lambda number: (number,)):
             begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
-            index = self._place[begin:end]
+            index = self._episode_index[begin:end]
             found = np.minimum(np.searchsorted(episode, index), len(episode) - 1)
             which = np.flatnonzero(episode[found] == index)
             piece = found[which]
@@ -453,10 +453,10 @@ def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
             out[run.begin + run.shift : run.end + run.shift] = array[run.begin : run.end]
 
 
-def in_memory(path: Path, rows: int, form: RowType | None) -> Array:
+def in_memory(path: Path, rows: int, row_type: RowType | None) -> Array:
     """Allocate a column in ordinary memory."""
-    if form is None:
+    if row_type is None:
         return np.full(rows, None, object)
     if path in _FLAGS:
         return np.zeros(rows, np.bool_)
-    return np.empty((rows, *form.shape), form.dtype)
+    return np.empty((rows, *row_type.shape), row_type.dtype)

@@ -39,8 +39,8 @@ _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
 
 def decoded(plan: DecodePlan) -> DecodedRows:
     """Return the rows of all episodes, decoded into ordinary memory. Raises CorruptTrace."""
-    places, again = plan.distinct()
-    rows = plan.decode([plan.episodes(places)], in_memory)
+    indices, again = plan.distinct()
+    rows = plan.decode([plan.episodes(indices)], in_memory)
     return plan.rows(rows.columns, plan.episodes(), rows.steps[again], rows.seen[again])
 
 
@@ -70,8 +70,8 @@ class Disk:
 
     def rows(self, plan: DecodePlan) -> DecodedRows:
         """Return the rows of all episodes, mapped into memory. Raises CorruptTrace, OSError."""
-        forms = [[list(path), form.dtype.str, list(form.shape)] for path, form in plan.forms.items() if form]
-        described = json.dumps([_VERSION, str(plan.directory), forms])
+        row_types = [[list(path), it.dtype.str, list(it.shape)] for path, it in plan.row_types.items() if it]
+        described = json.dumps([_VERSION, str(plan.directory), row_types])
         directory = self.root / hashlib.sha256(described.encode()).hexdigest()[:32]
         os.makedirs(directory, exist_ok=True)
         os.chmod(directory, 0o700)  # another user who can open it could hold its lock
@@ -80,8 +80,8 @@ class Disk:
                 _CacheDirectory(directory, plan),
                 identified(plan.table, plan.readers, np.diff(plan.first)),
             )
-            places, _ = plan.distinct()
-            missing = places[stored.known.places(episodes[places]) < 0]
+            indices, _ = plan.distinct()
+            missing = indices[stored.known.positions(episodes[indices]) < 0]
             if len(missing):
                 self._evict(directory, plan.size)
                 stored.add(plan, episodes, missing)
@@ -90,8 +90,8 @@ class Disk:
 
     def check(self, plan: DecodePlan) -> None:
         """Raise InvalidOption for columns without a dtype."""
-        for path, form in plan.forms.items():
-            if form is None:
+        for path, row_type in plan.row_types.items():
+            if row_type is None:
                 column = "/".join(map(str, path))
                 raise InvalidOption(f'{column}: object values need cache="memory"; omit the column or pass it')
 
@@ -149,7 +149,7 @@ class Known:
         self.table = table
         self._found = {name: i for i, name in enumerate(table[[*_NAMES]].tolist())}
 
-    def places(self, episodes: Array) -> Array:
+    def positions(self, episodes: Array) -> Array:
         """Return the table row of each episode; -1 for missing ones."""
         return np.array([self._found.get(name, -1) for name in episodes[[*_NAMES]].tolist()], np.int64)
 
@@ -167,10 +167,10 @@ class Known:
         new["seen"] = seen + np.cumsum(new["steps"] + 1) - new["steps"] - 1
         return new
 
-    def rows(self, plan: DecodePlan, places: Array, episodes: Array, columns: dict[Path, Array]) -> DecodedRows:
+    def rows(self, plan: DecodePlan, indices: Array, episodes: Array, columns: dict[Path, Array]) -> DecodedRows:
         """Return the stored rows of the episodes at these positions, in these columns."""
-        found = self.table[self.places(episodes[places])]
-        return plan.rows(columns, plan.episodes(places), found["at"].copy(), found["seen"].copy())
+        found = self.table[self.positions(episodes[indices])]
+        return plan.rows(columns, plan.episodes(indices), found["at"].copy(), found["seen"].copy())
 
 
 class _CacheDirectory:
@@ -181,8 +181,8 @@ class _CacheDirectory:
 
     def __init__(self, directory: FilePath, plan: DecodePlan):
         self._directory = directory
-        self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
-        self._forms = {path: form for path, form in plan.forms.items() if form is not None}
+        self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.row_types)}
+        self._row_types = {path: row_type for path, row_type in plan.row_types.items() if row_type is not None}
         self.known = Known(np.zeros(0, CACHE_KEY))
         self._added = np.zeros((0, len(self._files)), _ADDED)  # one row per add(), one column per file
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
@@ -207,13 +207,13 @@ class _CacheDirectory:
         new = self.known.following(episodes[missing])
         mapped: dict[Path, tuple[Array, int]] = {}
 
-        def allocate(path: Path, rows: int, form: RowType | None) -> Array:
-            assert form is not None
-            begin = (seen if path[0] == "observations" else at) * form.row_size
+        def allocate(path: Path, rows: int, row_type: RowType | None) -> Array:
+            assert row_type is not None
+            begin = (seen if path[0] == "observations" else at) * row_type.row_size
             with open(self._files[path], "ab") as file:
                 file.truncate(begin)  # drop rows of a killed process
-                file.truncate(begin + rows * form.row_size)
-            array = _mapped(self._files[path], form, rows, begin, "r+")
+                file.truncate(begin + rows * row_type.row_size)
+            array = _mapped(self._files[path], row_type, rows, begin, "r+")
             mapped[path] = array, begin
             return array
 
@@ -236,17 +236,17 @@ class _CacheDirectory:
         """Return the rows of these episodes, mapped."""
         at, seen = self.known.ends()
         columns = {
-            path: np.asarray(_mapped(self._files[path], form, seen if path[0] == "observations" else at, 0, "r"))
-            for path, form in self._forms.items()
+            path: np.asarray(_mapped(self._files[path], row_type, seen if path[0] == "observations" else at, 0, "r"))
+            for path, row_type in self._row_types.items()
         }
         return self.known.rows(plan, np.arange(len(episodes)), episodes, columns)
 
 
-def _mapped(file: FilePath, form: RowType, rows: int, begin: int, mode: Any) -> Array:
-    shape = rows, *form.shape
-    if not rows or not form.row_size:
-        return np.empty(shape, form.dtype)
-    return np.memmap(file, form.dtype, mode, begin, shape)
+def _mapped(file: FilePath, row_type: RowType, rows: int, begin: int, mode: Any) -> Array:
+    shape = rows, *row_type.shape
+    if not rows or not row_type.row_size:
+        return np.empty(shape, row_type.dtype)
+    return np.memmap(file, row_type.dtype, mode, begin, shape)
 
 
 def _stamp(file: Any) -> list[int]:
@@ -276,36 +276,36 @@ class Growing:
     def __init__(self, most_steps: int | None):
         self._most_steps = most_steps
         self._columns: dict[Path, Array] = {}  # arrays with spare rows at the end
-        self._forms: dict[Path, RowType | None] = {}
+        self._row_types: dict[Path, RowType | None] = {}
         self._known = Known(np.zeros(0, CACHE_KEY))
 
     def rows(self, plan: DecodePlan) -> DecodedRows:
         """Return the rows of the newest episodes; new episodes are decoded. Raises CorruptTrace."""
-        episodes, places = identified(plan.table, plan.readers, np.diff(plan.first)), np.arange(len(plan.table))
+        episodes, indices = identified(plan.table, plan.readers, np.diff(plan.first)), np.arange(len(plan.table))
         if self._most_steps is not None:
             order = np.argsort(plan.table["start_time"].astype(np.int64), kind="stable")[::-1]
             count = int(np.cumsum(np.diff(plan.first)[order]).searchsorted(self._most_steps, side="right"))
-            places = np.sort(order[: max(1, count)])
-        if plan.forms != self._forms:
-            self._columns, self._forms, self._known = {}, plan.forms, Known(np.zeros(0, CACHE_KEY))
-        missing = places[self._known.places(episodes[places]) < 0]
+            indices = np.sort(order[: max(1, count)])
+        if plan.row_types != self._row_types:
+            self._columns, self._row_types, self._known = {}, plan.row_types, Known(np.zeros(0, CACHE_KEY))
+        missing = indices[self._known.positions(episodes[indices]) < 0]
         if len(missing):
-            self._add(plan, episodes, places, missing)
-        return self._known.rows(plan, places, episodes, self._columns)
+            self._add(plan, episodes, indices, missing)
+        return self._known.rows(plan, indices, episodes, self._columns)
 
-    def _add(self, plan: DecodePlan, episodes: Array, places: Array, missing: Array) -> None:
+    def _add(self, plan: DecodePlan, episodes: Array, indices: Array, missing: Array) -> None:
         at, seen = self._known.ends()
         more = int(episodes["steps"][missing].sum()) + len(missing)
         ends = {path: seen if path[0] == "observations" else at for path in self._columns}
         if not ends or any(len(self._columns[path]) - end < more for path, end in ends.items()):
-            self._move(plan, episodes[places], more)
+            self._move(plan, episodes[indices], more)
         new = self._known.following(episodes[missing])
         at, seen = self._known.ends()
 
-        def allocate(path: Path, rows: int, form: RowType | None) -> Array:
+        def allocate(path: Path, rows: int, row_type: RowType | None) -> Array:
             begin = seen if path[0] == "observations" else at
             part: Array = self._columns[path][begin : begin + rows]
-            part[...] = in_memory(path, 1, form)[0] if form is None or part.dtype == np.bool_ else part
+            part[...] = in_memory(path, 1, row_type)[0] if row_type is None or part.dtype == np.bool_ else part
             return part
 
         plan.decode([plan.episodes(missing)], allocate)
@@ -313,11 +313,11 @@ class Growing:
 
     def _move(self, plan: DecodePlan, wanted: Array, more: int) -> None:
         """Copy the wanted episodes to arrays of twice the size that they and `more` rows need."""
-        here = self._known.places(wanted)
+        here = self._known.positions(wanted)
         staying = self._known.table[here[here >= 0]]
         moved = Known(np.zeros(0, CACHE_KEY)).following(staying)
         rows = 2 * (int(staying["steps"].sum()) + len(staying) + more)
-        columns = {path: in_memory(path, rows, form) for path, form in plan.forms.items()}
+        columns = {path: in_memory(path, rows, row_type) for path, row_type in plan.row_types.items()}
         for path, array in columns.items():
             name, extra = ("seen", 1) if path[0] == "observations" else ("at", 0)
             counts = (staying["steps"] + extra).tolist()

@@ -49,7 +49,7 @@ class _Epoch(NamedTuple):
     batches: int
     strands: int
 
-    def place(self, number: int) -> tuple[int, int]:
+    def batch_of(self, number: int) -> tuple[int, int]:
         """Return the batch of this turn, counted strand after strand, and the end of the batches of its strand.
 
         The last batch, which may have fewer items, also has the last turn.
@@ -173,8 +173,8 @@ class Stream(Batches):
 
     def at(self, number: int, epoch: int = 0) -> Batch:
         order = self._epoch_of(epoch)
-        place, _ = order.place(number)
-        begin, end = place * self.batch_size, min((place + 1) * self.batch_size, int(order.ends[-1]))
+        batch, _ = order.batch_of(number)
+        begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, int(order.ends[-1]))
         # items of other workers
         others = self.batch_size * (self._workers * self._own_strands(order) // order.strands - 1)
         found = []
@@ -200,7 +200,7 @@ class Stream(Batches):
         if not self._held.keys() >= {(epoch, group) for group in wanted}:
             # Decode in the order of need: groups of the other strands, and then those after all of these.
             others = range(number + self._workers, order.batches, self._workers)[: self._own_strands(order) - 1]
-            first = {order.group(order.place(other)[0] * self.batch_size): other for other in others}
+            first = {order.group(order.batch_of(other)[0] * self.batch_size): other for other in others}
             later = [group for begin, other in first.items() for group in self._next(order, begin, other)]
             keys = dict.fromkeys((epoch, group) for group in [which, *first, *wanted[1:], *later])
             self._held = {key: held for key, held in self._held.items() if key in keys}
@@ -213,7 +213,7 @@ class Stream(Batches):
 
     def _next(self, order: _Epoch, which: int, number: int) -> list[int]:
         """Return the next group in the strand of a batch as a list; an empty one if memory does not suffice."""
-        end = min(order.place(number)[1] * self.batch_size, int(order.ends[-1]))
+        end = min(order.batch_of(number)[1] * self.batch_size, int(order.ends[-1]))
         return [which + 1] if self._blocks().ahead and order.ends[which] < end else []
 
     def _own_strands(self, order: _Epoch) -> int:

@@ -100,8 +100,8 @@ class ArrowColumn(NamedTuple):
         if rows.dtype == object:
             missing = np.array([row is None for row in rows], np.bool_)
             given, rows = rows, np.zeros((len(rows), *self.shape), self.dtype)
-            for place in np.flatnonzero(~missing).tolist():
-                rows[place] = given[place]
+            for i in np.flatnonzero(~missing).tolist():
+                rows[i] = given[i]
         flat = np.ascontiguousarray(rows, self.stored).reshape(-1)
         if not self.shape:
             return pa.array(flat, mask=missing)

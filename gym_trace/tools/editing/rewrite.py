@@ -232,7 +232,7 @@ def _add(
         with batch.open() if is_sealed(batch) else contextlib.nullcontext() as file:
             for number in numbers:
                 begin, end = reader.chunk_bounds[number : number + 2].tolist()
-                place = reader.chunk_places[number][1]
+                place = reader.chunk_positions[number][1]
                 if (kept | bare)[begin:end].any():
                     chunk = SourceChunk(
                         _renumbered(reader.fragments[begin:end], source.numbers),
@@ -287,7 +287,7 @@ def _kept_of(source: Source) -> tuple[Array, Array, Array]:
 def _batches(reader: WriterReader) -> Iterator[tuple[BatchReader, int]]:
     """Yield the batches of a writer with the number of its chunks in each; the batch of its ring is the last."""
     counts: dict[int, list[Any]] = {}
-    for batch, _ in reader.chunk_places:
+    for batch, _ in reader.chunk_positions:
         counts.setdefault(id(batch), [batch, 0])[1] += 1
     for batch, count in counts.values():
         yield batch, count

@@ -201,7 +201,7 @@ class _SharedPlaces:
             bounds = reader.chunk_bounds
             numbers = [
                 self._chunks.setdefault((batch.header.file_id, *batch.chunks[i].tolist()), len(self._chunks))
-                for batch, i in reader.chunk_places
+                for batch, i in reader.chunk_positions
             ]
             each = np.diff(bounds)
             within = np.arange(len(reader.fragments)) - np.repeat(bounds[:-1], each)

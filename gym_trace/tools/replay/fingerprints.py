@@ -98,7 +98,7 @@ class _Facts:
         facts: dict[str, Any] = dict(zip(_IN_TABLE, values))
         seed = facts["seed"]
         if seed == wire.SEED_ELSEWHERE or not _IN_STARTS.isdisjoint(self._compared):
-            start = self._writer.kept_start_of(row)
+            start = self._writer.shared_start_of(row)
             facts["seed"] = start.get("seed") if seed == wire.SEED_ELSEWHERE else seed
             facts["options"], facts["infos"] = start.get("options"), start.get("reset_info")
         return [steps, *(value for name, value in facts.items() if name in self._compared)]

@@ -116,7 +116,7 @@ def test_only_the_columns_that_are_asked_for_are_decoded(pictures: Path, decoded
 def test_batches_are_read_as_they_are_asked_for(pictures: Path, decoded: list[Any]) -> None:
     reader = open_trace(pictures).to_arrow(["observation"])
     reader.read_next_batch()
-    assert 0 < len({number for number, _ in decoded}) < len(open_trace(pictures).readers[0].chunk_places)
+    assert 0 < len({number for number, _ in decoded}) < len(open_trace(pictures).readers[0].chunk_positions)
 
 
 CONDITIONS: list[Any] = ["action == 3 and step > 40", (ds.field("action") == 3) & (ds.field("step") > 40)]
