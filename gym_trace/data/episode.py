@@ -14,7 +14,7 @@ from gym_trace.data.returns import numbers_of
 from gym_trace.data.showing.frames import steps_frame
 from gym_trace.data.showing.html import image, page, player, sparkline
 from gym_trace.data.showing.pictures import picture_of, pictures_in
-from gym_trace.data.showing.words import count, moment, number, seed_of
+from gym_trace.data.showing.text import count, moment, number, seed_of
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.printable import printable

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gym_trace.data.showing.html import table as html_table
-from gym_trace.data.showing.words import aligned, count, moment, number, seed_of
+from gym_trace.data.showing.text import aligned, count, moment, number, seed_of
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire

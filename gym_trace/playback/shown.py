@@ -11,8 +11,8 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.showing.html import image, page, sparkline
 from gym_trace.data.showing.pictures import is_picture, picture_of, pictures_in
-from gym_trace.data.showing.words import count as counted
-from gym_trace.data.showing.words import period, spread, tally
+from gym_trace.data.showing.text import count as counted
+from gym_trace.data.showing.text import period, spread, tally
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import TraceError

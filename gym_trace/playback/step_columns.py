@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.selecting.columns import ALWAYS, ConditionColumn, NoSuchKey, factorized, numbers, words
 from gym_trace.data.selecting.conditions import rows_where
-from gym_trace.data.selecting.language import columns_in, parse_condition, pointed
+from gym_trace.data.selecting.language import columns_in, error_at, parse_condition
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.episode_index import EpisodeIndex
@@ -66,7 +66,7 @@ def _check_names(content: EpisodeIndex, condition: str) -> None:
             near = difflib.get_close_matches(str(name), STEP_COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"use {', '.join(STEP_COLUMNS)}"
             instead = _INSTEAD.get(str(name), instead)
-            raise pointed(condition, node.begin, node.end, f"no column {name!r} of steps; {instead}")
+            raise error_at(condition, node.begin, node.end, f"no column {name!r} of steps; {instead}")
         root = _ROOTS.get(str(name))
         if root is None:
             problem = f"{name} is a single value" if keys else ""
@@ -77,7 +77,7 @@ def _check_names(content: EpisodeIndex, condition: str) -> None:
         else:
             problem = "" if root == "infos" else _problem_of((root, *keys), stored)
         if problem:
-            raise pointed(condition, node.begin, node.end, problem)
+            raise error_at(condition, node.begin, node.end, problem)
 
 
 def _paths_of(writer: WriterReader) -> Iterator[Path]:

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from gym_trace.data.showing.words import count
+from gym_trace.data.showing.text import count
 from gym_trace.data.values import Array
 from gym_trace.envs.recipe import recorded_recipe
 from gym_trace.errors import CorruptRun, CorruptTrace, ReplayDiverged

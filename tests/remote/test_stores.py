@@ -68,7 +68,7 @@ def test_the_seam_creates_only_and_reads_one_version(store: Faults, url: str, ki
 def test_a_large_object_is_stored_in_parts(
     store: Faults, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.storage.remote.stores._MOST_AT_ONCE", 1 << 20)
+    monkeypatch.setattr("gym_trace.storage.remote.stores._MOST_IN_ONE_PUT", 1 << 20)
     data = np.random.default_rng(0).integers(0, 256, 40 << 20, np.uint8).tobytes()
     (tmp_path / "large").write_bytes(data)
     objects = store_at(url)

@@ -600,7 +600,7 @@ def test_only_files_of_a_trace_are_asked_for(tmp_path: Path, web: Web, monkeypat
 def test_every_kind_of_file_of_a_trace_is_listed_on_the_web() -> None:
     names = ["w.000000.gtb", "w.000000.gtb.part", "w.manifest.jsonl", "w.ring", "w.video.000001.mp4", "facts.json"]
     assert {kind_of(name) for name in names} == {*_KINDS, "facts"}
-    assert all(stores._OF_A_TRACE.fullmatch(name) for name in names)
+    assert all(stores._TRACE_FILE.fullmatch(name) for name in names)
 
 
 def test_redirects_are_followed_on_the_same_server_only(tmp_path: Path, web: Web) -> None:
@@ -638,7 +638,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
 
     web.answers[f"/t/{path}"] = drip
     monkeypatch.setattr(stores, "_SECONDS", 0.5)
-    monkeypatch.setattr(stores, "_SLOWEST", 1 << 30)
+    monkeypatch.setattr(stores, "_LEAST_RATE", 1 << 30)
     try:
         with pytest.raises(RemoteError, match="answers too slowly"):
             open_trace(url)

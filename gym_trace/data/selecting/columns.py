@@ -15,7 +15,7 @@ from gym_trace.errors import InvalidOption
 Array = npt.NDArray[Any]
 _INT64 = np.iinfo(np.int64)
 _EXACT = 2**53  # float64 holds every integer up to here
-_MOST_COMBINED = 4096  # up to this many pairs of distinct values, all are compared; above, only those that occur
+_MOST_PAIRS = 4096  # with more pairs of distinct values, only those that occur are compared
 _TIME = re.compile(
     r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
     r"\s*(?:(Z)|([+-])(\d\d):?(\d\d))?)?)?)?",
@@ -25,14 +25,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class ConditionColumn(NamedTuple):
-    """One value per row, or one value for all rows.
+    """A column of a table: one value per row, or one value for all rows.
 
     Attributes:
         kind: "number" (data: float64, int64, or Python integers as objects), "time" (ns since 1970, UTC), "condition"
             (bool), "text" or "any" (data: indices into words), "none", or "list".
         known: True where a row has a value.
-        words: the distinct values of "text" and "any". Those of "any" are numbers, bools and text; OTHER stands for
-            other values, such as dicts.
+        words: the distinct values of "text" and "any". Values of "any" are numbers, bools, texts, or OTHER.
     """
 
     kind: str
@@ -42,7 +41,7 @@ class ConditionColumn(NamedTuple):
 
 
 class NoSuchKey(InvalidOption):
-    """The name is valid, but this table has no such column; other tables may have it."""
+    """The name is valid, but this table does not have the column; other tables may."""
 
 
 class Table(Protocol):
@@ -54,41 +53,39 @@ class Table(Protocol):
         """Return a column by its path. Raises InvalidOption, or NoSuchKey if this table does not have it."""
 
 
-OTHER = object()  # stands for values that compare equal to nothing
+OTHER = object()  # stands for other values, such as dicts: it equals nothing
 ALWAYS = np.array(True)
 NEVER = np.array(False)
 
 
 def numbers(data: Array, known: Array = ALWAYS) -> ConditionColumn:
-    """Make a column of int64, float64 (NaN is unknown), or Python integers."""
+    """Return a column of int64, float64 (NaN is unknown), or Python integers."""
     if data.dtype.kind == "f":
         known = known & ~np.isnan(data)
     return ConditionColumn("number", data, known)
 
 
 def times(data: Array) -> ConditionColumn:
-    """Make a column of datetime64[ns]."""
+    """Return a column of datetime64[ns]."""
     return ConditionColumn("time", data.view(np.int64), ~np.isnat(data))
 
 
 def words(codes: Array, values: Iterable[Any], kind: str = "any") -> ConditionColumn:
-    """Make a column of values by their indices into `values`; None is unknown."""
+    """Return a column of coded values. codes: indices into `values`, where None is unknown."""
     plain = [_plain(value) for value in values]
     known = np.array([value is not None for value in plain] or [False], bool)
     return ConditionColumn(kind, codes, known[codes] if len(plain) else np.zeros(codes.shape, bool), plain or [None])
 
 
 def factorized(values: Iterable[Any]) -> ConditionColumn:
-    """Make a column of any values, one per row."""
-    places: dict[Any, int] = {}
-    codes = []
-    for value in map(_plain, values):
-        codes.append(places.setdefault((type(value), value), len(places)))
-    return words(np.array(codes, np.int64), [value for _, value in places])
+    """Return a column of any values, one per row."""
+    code_of: dict[Any, int] = {}  # the type is part of the key, because True == 1
+    codes = [code_of.setdefault((type(value), value), len(code_of)) for value in map(_plain, values)]
+    return words(np.array(codes, np.int64), [value for _, value in code_of])
 
 
 def literal(value: Any) -> ConditionColumn:
-    """Make a column with the same value in all rows."""
+    """Return a column with the same value in all rows."""
     if value is None:
         return ConditionColumn("none", np.array(0), NEVER)
     if isinstance(value, bool):
@@ -120,16 +117,15 @@ def as_numbers(column: ConditionColumn) -> ConditionColumn:
     """Return the numbers in a column; other values become unknown."""
     if column.kind == "number":
         return column
-    given = [value if _is_number(value) else None for value in column.words]
-    known = np.array([value is not None for value in given], bool)[column.data]
-    there = [0 if value is None else value for value in given]
-    ints = [value for value in there if isinstance(value, int)]
+    known = np.array([_is_number(value) for value in column.words], bool)[column.data]
+    filled = [value if _is_number(value) else 0 for value in column.words]
+    ints = [value for value in filled if isinstance(value, int)]
     dtype: Any = np.float64
-    if len(ints) == len(there) and _INT64.min <= min(ints) <= max(ints) <= _INT64.max:
+    if len(ints) == len(filled) and _INT64.min <= min(ints) <= max(ints) <= _INT64.max:
         dtype = np.int64
     elif max(map(abs, ints), default=0) > _EXACT:
         dtype = object
-    return ConditionColumn("number", np.array(there, dtype)[column.data], known)
+    return ConditionColumn("number", np.array(filled, dtype)[column.data], known)
 
 
 def floats(column: ConditionColumn) -> Array:
@@ -139,36 +135,36 @@ def floats(column: ConditionColumn) -> Array:
     return np.array([_float(value) for value in column.data.ravel().tolist()]).reshape(column.data.shape)
 
 
-def of_pairs(a: ConditionColumn, b: ConditionColumn, answer: Callable[[Any, Any], bool]) -> Array:
-    """Apply answer to two columns, row by row, with one call per distinct pair of values."""
-    wide, pairs = len(b.words), a.data * len(b.words) + b.data
-    if len(a.words) * wide <= max(_MOST_COMBINED, pairs.size):
-        of_all: Array = np.array([answer(x, y) for x in a.words for y in b.words], bool)[pairs]
+def for_pairs(a: ConditionColumn, b: ConditionColumn, predicate: Callable[[Any, Any], bool]) -> Array:
+    """Return the predicate of each row's pair of values, with one call per distinct pair."""
+    width, pairs = len(b.words), a.data * len(b.words) + b.data
+    if len(a.words) * width <= max(_MOST_PAIRS, pairs.size):
+        of_all: Array = np.array([predicate(x, y) for x in a.words for y in b.words], bool)[pairs]
         return of_all
-    found, places = np.unique(pairs, return_inverse=True)
-    answers = [answer(a.words[pair // wide], b.words[pair % wide]) for pair in found.tolist()]
-    result: Array = np.array(answers, bool)[places].reshape(pairs.shape)
+    distinct, indices = np.unique(pairs, return_inverse=True)
+    holds = [predicate(a.words[pair // width], b.words[pair % width]) for pair in distinct.tolist()]
+    result: Array = np.array(holds, bool)[indices].reshape(pairs.shape)
     return result
 
 
-def same(x: Any, y: Any) -> bool:
+def are_equal(x: Any, y: Any) -> bool:
     """Return True if two values are equal and of one type: both numbers, text or bools."""
-    return _rank(x) == _rank(y) < 3 and x == y
+    return _type_rank(x) == _type_rank(y) < 3 and x == y
 
 
-def in_order(x: Any, y: Any, compare: Callable[[Any, Any], bool]) -> bool:
+def compare_ordered(x: Any, y: Any, compare: Callable[[Any, Any], bool]) -> bool:
     """Return compare(x, y) for two numbers or two texts; False for other types, which have no order."""
-    return _rank(x) == _rank(y) < 2 and compare(x, y)
+    return _type_rank(x) == _type_rank(y) < 2 and compare(x, y)
 
 
-def ranks(column: ConditionColumn) -> Array:
+def sort_ranks(column: ConditionColumn) -> Array:
     """Return numbers in the sort order of the values: numbers first, then text, then bools."""
     if column.kind in ("text", "any"):
-        ranked = {key: i for i, key in enumerate(sorted(set(map(_sortable, column.words))))}
-        return np.array([ranked[_sortable(word)] for word in column.words], np.int64)[column.data]
+        ranks = {key: rank for rank, key in enumerate(sorted(set(map(_sortable, column.words))))}
+        return np.array([ranks[_sortable(word)] for word in column.words], np.int64)[column.data]
     if column.data.dtype == object:
-        places: Array = np.unique(column.data, return_inverse=True)[1].reshape(column.data.shape)
-        return places
+        inverse: Array = np.unique(column.data, return_inverse=True)[1].reshape(column.data.shape)
+        return inverse
     return column.data
 
 
@@ -185,12 +181,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _rank(value: Any) -> int:
+def _type_rank(value: Any) -> int:
     return 0 if _is_number(value) else 1 if isinstance(value, str) else 2 if isinstance(value, bool) else 3
 
 
 def _sortable(value: Any) -> tuple[int, Any]:
-    rank = _rank(value)
+    rank = _type_rank(value)
     return (rank, value) if rank < 3 else (rank, 0)
 
 

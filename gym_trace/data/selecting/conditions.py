@@ -1,4 +1,4 @@
-"""Select rows of a table: evaluate conditions, one whole column at a time, sample, sort, limit."""
+"""Select rows of a table: evaluate conditions over whole columns; sample, sort and limit."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from gym_trace.data.selecting.columns import (
     ConditionColumn,
     NoSuchKey,
     Table,
+    are_equal,
     as_numbers,
+    compare_ordered,
     floats,
-    in_order,
+    for_pairs,
     literal,
     numbers,
-    of_pairs,
-    ranks,
-    same,
+    sort_ranks,
     time_of,
     words,
 )
-from gym_trace.data.selecting.language import Node, names, parse_condition, parse_keys, pointed
+from gym_trace.data.selecting.language import Node, error_at, names_column, parse_condition, parse_keys
 from gym_trace.errors import InvalidOption
 
-_COMPARED = {
+_COMPARISONS = {
     "==": operator.eq, "is": operator.eq, "!=": operator.eq, "is not": operator.eq,
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 _NEGATED = {"!=", "is not", "not in"}
 _ORDERED = ("<", "<=", ">", ">=")
-_OF_WORDS: dict[str, Callable[[Any, Any], bool]] = {
-    sign: partial(in_order, compare=compare) if sign in _ORDERED else same for sign, compare in _COMPARED.items()
+_PREDICATES: dict[str, Callable[[Any, Any], bool]] = {  # for columns of words
+    sign: partial(compare_ordered, compare=compare) if sign in _ORDERED else are_equal
+    for sign, compare in _COMPARISONS.items()
 }
-_CALCULATED = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "%": np.remainder}
+_ARITHMETIC = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "%": np.remainder}
 _KIND_NAMES = {"number": "a number", "time": "a time", "text": "text", "condition": "true or false", "list": "a list"}
 _INT64 = np.iinfo(np.int64)
 
@@ -63,8 +64,8 @@ def chosen_rows(
         sample: number of rows to sample without replacement; they keep their order in the table.
         seed: seed of the sample.
         best, worst: the number of rows with the highest or lowest returns, in this order; replaces sort and limit.
-        complete: returns a mask of rows whose return is that of a whole episode. best and worst choose among these, and
-            an order of returns puts the others last, unless where names the outcome.
+        complete: returns a mask of the rows with the return of a complete episode. best and worst choose among these,
+            and a sort by return puts the others last, unless where names the outcome.
 
     Raises InvalidOption.
     """
@@ -82,10 +83,10 @@ def chosen_rows(
     rows = np.arange(len(table)) if where is None else np.flatnonzero(rows_where(where, table))
     if sample is not None and sample < len(rows):
         rows = rows[sorted(random.Random(seed).sample(range(len(rows)), sample))]
-    if where is not None and names(parse_condition(where), "outcome"):
+    if where is not None and names_column(parse_condition(where), "outcome"):
         complete = None
     if number is not None:
-        rows = rows[_with_a_return(table)[rows]]
+        rows = rows[_has_return(table)[rows]]
         if complete is not None:
             rows = rows[complete()[rows]]
         return sorted_rows("-return" if worst is None else "return", table, rows)[:number]
@@ -94,7 +95,7 @@ def chosen_rows(
     return rows if limit is None else rows[:limit]
 
 
-def _with_a_return(table: Table) -> Array:
+def _has_return(table: Table) -> Array:
     try:
         return rows_where("return is not None", table)
     except NoSuchKey as error:
@@ -107,42 +108,41 @@ def _with_a_return(table: Table) -> Array:
 def rows_where(condition: str, table: Table) -> Array:
     """Return one bool per row: True where the condition holds. Raises InvalidOption, which marks the position."""
     tree = parse_condition(condition)
-    answer = _Evaluation(condition, table).condition(tree)
-    if answer.ndim == 2 and answer.shape[1] != 1:
-        problem = f"{answer.shape[1]} values per row; write (…).any or (…).all"
-        raise pointed(condition, tree.begin, tree.end, problem)
-    return np.broadcast_to(answer[:, 0] if answer.ndim == 2 else answer, len(table))
+    holds = _Evaluation(condition, table).condition(tree)
+    if holds.ndim == 2 and holds.shape[1] != 1:
+        problem = f"{holds.shape[1]} values per row; write (…).any or (…).all"
+        raise error_at(condition, tree.begin, tree.end, problem)
+    return np.broadcast_to(holds[:, 0] if holds.ndim == 2 else holds, len(table))
 
 
 def sorted_rows(keys: str, table: Table, rows: Array, complete: Callable[[], Array] | None = None) -> Array:
     """Return rows sorted by keys. The sort is stable; unknown values come last in both directions.
 
-    An order of returns puts rows that are not complete after those that are. Raises InvalidOption, which marks the
-    position.
+    A sort by return puts complete rows first. Raises InvalidOption, which marks the position.
     """
-    evaluation, by = _Evaluation(keys, table), []
+    evaluation, columns = _Evaluation(keys, table), []
     for node, descends in parse_keys(keys):
         column = evaluation.sortable(node)
-        rank = np.broadcast_to(ranks(column), len(table))[rows]
+        rank = np.broadcast_to(sort_ranks(column), len(table))[rows]
         known = np.broadcast_to(column.known, len(table))[rows]
         if descends:  # the complement, because the smallest integer has no negative
             rank = -rank if rank.dtype.kind == "f" else ~rank.astype(np.int64)
-        by.append(~known)
-        if complete is not None and names(node, "return"):
-            by.append(~complete()[rows])
-        by.append(np.where(known, rank, 0))
-    return rows[np.lexsort(by[::-1])]
+        columns.append(~known)
+        if complete is not None and names_column(node, "return"):
+            columns.append(~complete()[rows])
+        columns.append(np.where(known, rank, 0))
+    return rows[np.lexsort(columns[::-1])]
 
 
 class _Evaluation:
-    """Evaluates trees over a table."""
+    """Evaluates the tree of a condition, or of sort keys, over a table. source: its text, for error messages."""
 
     def __init__(self, source: str, table: Table):
         self._source, self._table = source, table
         self._columns: dict[tuple[Any, ...], ConditionColumn] = {}
 
     def _error(self, node: Node, problem: str) -> InvalidOption:
-        return pointed(self._source, node.begin, node.end, problem)
+        return error_at(self._source, node.begin, node.end, problem)
 
     def _text(self, node: Node) -> str:
         return self._source[node.begin : node.end]
@@ -150,33 +150,33 @@ class _Evaluation:
     # -- conditions ---------------------------------------------------------------------------------------------------
 
     def condition(self, node: Node) -> Array:
-        """Return True where the condition holds."""
+        """Return an array that is True where the condition holds."""
         if node.kind in ("and", "or"):
             combine = np.logical_and if node.kind == "and" else np.logical_or
-            answers = [self.condition(part) for part in node.parts]
-            self._demand_one_size(node, answers)
-            return np.asarray(reduce(combine, answers))
+            masks = [self.condition(part) for part in node.parts]
+            self._demand_one_size(node, masks)
+            return np.asarray(reduce(combine, masks))
         if node.kind == "not":
             return ~self.condition(node.parts[0])
         if node.kind == "comparison":
             pairs = zip(node.value, node.parts, node.parts[1:])
-            answers = [self._compared(node, sign, left, right) for sign, left, right in pairs]
-            self._demand_one_size(node, answers)
-            return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*answers))) if answers[1:] else answers[0]
+            masks = [self._compared(node, sign, left, right) for sign, left, right in pairs]
+            self._demand_one_size(node, masks)
+            return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*masks))) if masks[1:] else masks[0]
         column = self._value(node)
         if column.kind == "condition":
             return column.data & column.known
         if column.kind == "any":
-            return of_pairs(column, words(np.array(0), [True]), same)
+            return for_pairs(column, words(np.array(0), [True]), are_equal)
         text = self._text(node)
         raise self._error(node, f"{text} is {_kind_name(column)}, not a condition; compare it, such as {text} == …")
 
     def _demand_one_size(self, node: Node, arrays: Sequence[Array]) -> None:
-        """Raise InvalidOption if rows of several values have different numbers of them."""
+        """Raise InvalidOption if arrays have different numbers of values per row."""
         sizes = {array.shape[1] for array in arrays if array.ndim == 2} - {1}
         if len(sizes) > 1:
-            sizes_told = " and ".join(map(str, sorted(sizes)))
-            raise self._error(node, f"rows of {sizes_told} values do not go together; use .any or .all, or an index")
+            listed = " and ".join(map(str, sorted(sizes)))
+            raise self._error(node, f"rows of {listed} values do not go together; use .any or .all, or an index")
 
     def _compared(self, node: Node, sign: str, left: Node, right: Node) -> Array:
         negated = sign in _NEGATED
@@ -185,63 +185,63 @@ class _Evaluation:
         if sign in ("is", "is not") and "none" not in (a.kind, b.kind):
             raise self._error(right, f"'{sign}' supports only None; write {'!=' if negated else '=='}")
         if sign in ("in", "not in"):
-            answer = self._within(a, left, b, right)
+            mask = self._within(a, left, b, right)
         elif "list" in (a.kind, b.kind):
             raise self._error(right if b.kind == "list" else left, "lists support only 'in'")
         elif "none" in (a.kind, b.kind):
             if sign in _ORDERED:
                 raise self._error(right if b.kind == "none" else left, "None has no order; write 'is None'")
-            answer = ~a.known & ~b.known
+            mask = ~a.known & ~b.known
         else:
-            answer = self._ordered(sign, a, left, b, right)
-        return ~answer if negated else answer
+            mask = self._compared_values(sign, a, left, b, right)
+        return ~mask if negated else mask
 
-    def _ordered(self, sign: str, a: ConditionColumn, left: Node, b: ConditionColumn, right: Node) -> Array:
+    def _compared_values(self, sign: str, a: ConditionColumn, left: Node, b: ConditionColumn, right: Node) -> Array:
         if "time" in (a.kind, b.kind):
             a, b = self._as_time(a, left), self._as_time(b, right)
         elif "condition" in (a.kind, b.kind) and sign in _ORDERED:
             raise self._error(left, "true and false have no order; write == or !=")
         elif "any" in (a.kind, b.kind) and "number" not in (a.kind, b.kind):
-            return of_pairs(_as_words(a), _as_words(b), _OF_WORDS[sign])
+            return for_pairs(_as_words(a), _as_words(b), _PREDICATES[sign])
         elif "any" in (a.kind, b.kind):
             a, b = as_numbers(a), as_numbers(b)
         elif a.kind != b.kind:
             kinds = f"{self._text(left)} is {_kind_name(a)}, {self._text(right)} is {_kind_name(b)}"
             raise self._error(right, f"{kinds}; they cannot be compared")
         if a.kind == "text":
-            return of_pairs(a, b, _OF_WORDS[sign])
+            return for_pairs(a, b, _PREDICATES[sign])
         with np.errstate(invalid="ignore"):
-            return _exactly(_COMPARED[sign], a.data, b.data) & a.known & b.known
+            return _compare_exactly(_COMPARISONS[sign], a.data, b.data) & a.known & b.known
 
     def _within(self, a: ConditionColumn, left: Node, b: ConditionColumn, right: Node) -> Array:
         if b.kind in ("text", "any"):
             if a.kind not in ("text", "any"):
                 raise self._error(left, f"{self._text(left)} is {_kind_name(a)}; only text can be in text")
-            return of_pairs(a, b, lambda x, y: isinstance(x, str) and isinstance(y, str) and x in y)
+            return for_pairs(a, b, lambda x, y: isinstance(x, str) and isinstance(y, str) and x in y)
         if b.kind != "list":
             raise self._error(
                 right, f"{self._text(right)} is {_kind_name(b)}; 'in' takes text or a list such as [1, 2]"
             )
         if a.kind in ("list", "none"):
             raise self._error(left, "expected a column before 'in'")
-        answer = ~a.known if any(value is None for value in right.value) else NEVER
+        mask = ~a.known if any(value is None for value in right.value) else NEVER
         listed = [(value, part) for value, part in zip(right.value, right.parts) if value is not None]
         if a.kind == "number":
             ints = [value for value, _ in listed if type(value) is int]
             if a.data.dtype == np.int64 and len(ints) == len(listed):
                 fit = [value for value in ints if _INT64.min <= value <= _INT64.max]
-                return answer | (np.isin(a.data, np.array(fit, np.int64)) & a.known)
+                return mask | (np.isin(a.data, np.array(fit, np.int64)) & a.known)
         if a.kind in ("text", "any"):
             for value, part in listed:
                 if a.kind == "text" and not isinstance(value, str):
                     raise self._error(part, f"{self._text(left)} is text, {self._text(part)} is not")
             # The type is part of the key, because True == 1 in a set.
-            among = {(isinstance(value, bool), isinstance(value, str), value) for value, _ in listed}
-            found = [(isinstance(word, bool), isinstance(word, str), word) in among for word in a.words]
-            return np.asarray(answer | np.array(found, bool)[a.data])
+            keys = {(isinstance(value, bool), isinstance(value, str), value) for value, _ in listed}
+            is_listed = [(isinstance(word, bool), isinstance(word, str), word) in keys for word in a.words]
+            return np.asarray(mask | np.array(is_listed, bool)[a.data])
         for value, part in listed:
-            answer = answer | self._ordered("==", a, left, literal(value), part)
-        return answer
+            mask = mask | self._compared_values("==", a, left, literal(value), part)
+        return mask
 
     def _as_time(self, column: ConditionColumn, node: Node) -> ConditionColumn:
         if column.kind == "time":
@@ -277,11 +277,9 @@ class _Evaluation:
                 "condition", test(data) if data.dtype.kind == "f" else np.zeros(data.shape, bool), ALWAYS
             )
         if node.kind in ("any", "all"):
-            answer = self.condition(node.parts[0])
+            mask = self.condition(node.parts[0])
             reduced = np.any if node.kind == "any" else np.all
-            return ConditionColumn(
-                "condition", reduced(answer, 1, keepdims=True) if answer.ndim == 2 else answer, ALWAYS
-            )
+            return ConditionColumn("condition", reduced(mask, 1, keepdims=True) if mask.ndim == 2 else mask, ALWAYS)
         if node.kind in ("plus", "minus", "abs"):
             column = self._number(node.parts[0])
             negated = _calculated("-", literal(0), column)
@@ -302,7 +300,7 @@ class _Evaluation:
         """Return the column to sort by."""
         column = self._value(node)
         if column.kind in ("none", "list") or node.kind in ("literal",):
-            raise self._error(node, f"{self._text(node)} is the same for all; sort by a column")
+            raise self._error(node, f"{self._text(node)} is the are_equal for all; sort by a column")
         return column
 
 
@@ -317,8 +315,8 @@ def _kind_name(column: ConditionColumn) -> str:
     return _KIND_NAMES.get(column.kind, "None" if column.kind == "none" else "of mixed types")
 
 
-def _exactly(compare: Callable[[Any, Any], Any], a: Array, b: Array) -> Array:
-    """Return compare(a, b); integers of any size are compared exactly."""
+def _compare_exactly(compare: Callable[[Any, Any], Any], a: Array, b: Array) -> Array:
+    """Return compare(a, b), exact for integers of any size."""
     if a.dtype != object and b.dtype != object:
         return np.asarray(compare(a, b))
     if a.dtype == np.int64 and b.ndim == 0:  # b is outside of int64
@@ -335,17 +333,17 @@ def _calculated(sign: str, a: ConditionColumn, b: ConditionColumn) -> ConditionC
         if sign in ("/", "%"):
             known = known & np.asarray(b.data != 0)
         if sign != "/" and a.data.dtype == b.data.dtype == np.int64 and _fits(sign, a.data, b.data):
-            return ConditionColumn("number", np.asarray(_CALCULATED[sign](a.data, b.data)), known)
-        return numbers(np.asarray(_CALCULATED[sign](floats(a), floats(b))), known)
+            return ConditionColumn("number", np.asarray(_ARITHMETIC[sign](a.data, b.data)), known)
+        return numbers(np.asarray(_ARITHMETIC[sign](floats(a), floats(b))), known)
 
 
 def _fits(sign: str, a: Array, b: Array) -> bool:
-    """Return True if the result certainly fits in 64 bits."""
+    """Return True if bounds of the arrays show that the result fits in 64 bits."""
     if sign == "%" or not a.size or not b.size:
         return True
-    low, high, least, most = (int(bound) for bound in (a.min(), a.max(), b.min(), b.max()))
+    a_min, a_max, b_min, b_max = (int(bound) for bound in (a.min(), a.max(), b.min(), b.max()))
     if sign == "*":
-        corners = [low * least, low * most, high * least, high * most]
+        bounds = [a_min * b_min, a_min * b_max, a_max * b_min, a_max * b_max]
     else:
-        corners = [low + least, high + most] if sign == "+" else [low - most, high - least]
-    return min(corners) >= _INT64.min and max(corners) <= _INT64.max
+        bounds = [a_min + b_min, a_max + b_max] if sign == "+" else [a_min - b_max, a_max - b_min]
+    return min(bounds) >= _INT64.min and max(bounds) <= _INT64.max

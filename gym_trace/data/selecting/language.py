@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 from gym_trace.errors import InvalidOption
 
 _MOST_CHARACTERS = 100_000
-_MOST_DEEP = 50  # nested brackets and signs
+_MOST_NESTED = 50  # brackets and signs
 _MOST_DIGITS = 1000
-_SHOWN = 72  # characters of the line in an error message
-_COMPARING = ("==", "!=", "<=", ">=", "<", ">", "in", "is", "not")
+_EXCERPT = 72  # characters of the source in an error message
+_COMPARISON_SIGNS = ("==", "!=", "<=", ">=", "<", ">", "in", "is", "not")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "none": None, "null": None}
 _WORDS = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
 _FUNCTIONS = ("abs", "isnan", "isinf")
@@ -50,7 +50,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 class Token(NamedTuple):
-    """A token. kind: "number", "text", "name", "sign" or "end"; begin, end: character positions."""
+    """A token of a condition. kind: "number", "text", "name", "sign" or "end"; begin, end: character positions."""
 
     kind: str
     text: str
@@ -76,24 +76,23 @@ class Node(NamedTuple):
 
 
 def columns_in(node: Node) -> Iterator[Node]:
-    """Yield the columns that an expression names."""
+    """Yield the nodes of the columns that an expression names."""
     if node.kind == "column":
         yield node
     for part in node.parts:
         yield from columns_in(part)
 
 
-def names(node: Node, column: str) -> bool:
-    """Return True if the expression names a column."""
+def names_column(node: Node, column: str) -> bool:
     return any(named.value[0] == column for named in columns_in(node))
 
 
-def pointed(source: str, begin: int, end: int, problem: str) -> InvalidOption:
+def error_at(source: str, begin: int, end: int, problem: str) -> InvalidOption:
     """Return an error that marks its position in the source."""
-    left = max(0, min(begin - _SHOWN // 2, len(source) - _SHOWN))
-    shown = "".join(c if c.isprintable() else " " for c in source[left : left + _SHOWN])
-    width = max(1, min(end, left + len(shown)) - begin)
-    return InvalidOption(f"{problem}\n  {shown}\n  {' ' * (begin - left)}{'^' * width}")
+    left = max(0, min(begin - _EXCERPT // 2, len(source) - _EXCERPT))
+    excerpt = "".join(c if c.isprintable() else " " for c in source[left : left + _EXCERPT])
+    width = max(1, min(end, left + len(excerpt)) - begin)
+    return InvalidOption(f"{problem}\n  {excerpt}\n  {' ' * (begin - left)}{'^' * width}")
 
 
 def check_condition(text: str) -> None:
@@ -138,12 +137,12 @@ def _tokens(source: str) -> list[Token]:
         match = _TOKEN.match(source, at)
         if match is None:
             problem = "missing closing quote" if source[at] in "\"'" else f"unexpected character {source[at]!r}"
-            raise pointed(source, at, at + 1, problem)
+            raise error_at(source, at, at + 1, problem)
         token = Token(str(match.lastgroup), match[0], at, match.end())
         if hint := _HINTS.get(token.text):
-            raise pointed(source, at, match.end(), f"{token.text!r} is not an operator; {hint}")
+            raise error_at(source, at, match.end(), f"{token.text!r} is not an operator; {hint}")
         if token.kind == "number" and source[token.end : token.end + 1].isidentifier():
-            raise pointed(source, at, token.end + 1, "number directly followed by a name")
+            raise error_at(source, at, token.end + 1, "number directly followed by a name")
         found.append(token)
         at = match.end()
 
@@ -152,10 +151,10 @@ class _Parser:
     """Recursive-descent parser with one method per rule of the grammar."""
 
     def __init__(self, source: str):
-        self._source, self._tokens, self._at, self._deep = source, _tokens(source), 0, 0
+        self._source, self._tokens, self._at, self._depth = source, _tokens(source), 0, 0
 
     def _error(self, token: Token, problem: str) -> InvalidOption:
-        return pointed(self._source, token.begin, token.end, problem)
+        return error_at(self._source, token.begin, token.end, problem)
 
     @property
     def _next(self) -> Token:
@@ -183,22 +182,22 @@ class _Parser:
         return self._chain("or", ["or"], lambda: self._chain("and", ["and"], self._negation))
 
     def _chain(self, kind: str, signs: Sequence[str], part: Callable[[], Node]) -> Node:
-        """Parse parts between these signs."""
-        parts, found = [part()], []
+        """Parse parts that are separated by any of these signs."""
+        parts, separators = [part()], []
         while token := self.takes(*signs):
-            found.append(token.text)
+            separators.append(token.text)
             parts.append(part())
-        return _node(kind, found, parts) if found else parts[0]
+        return _node(kind, separators, parts) if separators else parts[0]
 
     def _negation(self) -> Node:
         if (word := self.takes("not")) is None:
             return self._comparison()
-        negated = self._deeper(word, self._negation)
+        negated = self._nested(word, self._negation)
         return Node("not", None, (negated,), word.begin, negated.end)
 
     def _comparison(self) -> Node:
         parts, signs = [self.sum()], []
-        while token := self.takes(*_COMPARING):
+        while token := self.takes(*_COMPARISON_SIGNS):
             sign = token.text
             if sign == "not" and not self.takes("in"):
                 raise self._error(self._next, "expected 'in' after 'not'")
@@ -213,12 +212,12 @@ class _Parser:
 
     def _factor(self) -> Node:
         if (sign := self.takes("-", "+")) is not None:
-            part = self._deeper(sign, self._factor)
+            part = self._nested(sign, self._factor)
             return Node("minus" if sign.text == "-" else "plus", None, (part,), sign.begin, part.end)
         if (opened := self.takes("(")) is not None:
-            return self._reduced(self._deeper(opened, lambda: self._in_brackets(opened)))
+            return self._reduced(self._nested(opened, lambda: self._in_brackets(opened)))
         if (opened := self.takes("[")) is not None:
-            return self._deeper(opened, lambda: self._list(opened, "]", []))
+            return self._nested(opened, lambda: self._list(opened, "]", []))
         token = self._take()
         if token.kind == "number":
             return Node("literal", self._number(token), (), token.begin, token.end)
@@ -231,12 +230,12 @@ class _Parser:
         if (opened := self.takes("(")) is not None:
             if token.text not in _FUNCTIONS:
                 raise self._error(token, f"unknown function {token.text!r}; use abs(), isnan() or isinf()")
-            part = self._deeper(opened, self.condition)
+            part = self._nested(opened, self.condition)
             return self._reduced(Node(token.text, None, (part,), token.begin, self._expect(")", opened).end))
         return self._column(token)
 
     def _reduced(self, node: Node) -> Node:
-        """Parse .any or .all, also as a call, behind a closing bracket."""
+        """Parse an optional .any, .any(), .all or .all() after a closing bracket."""
         if node.kind == "list" or self.takes(".") is None:
             return node
         if (word := self.takes("any", "all")) is None:
@@ -263,14 +262,14 @@ class _Parser:
         return Node("list", values, tuple(parts), opened.begin, closed.end)
 
     def _constant(self, node: Node) -> Any:
-        """Return the value of a literal with its signs."""
+        """Return the value of a literal, which may have signs."""
         if node.kind == "literal":
             return node.value
         if node.kind in ("minus", "plus"):
             value = self._constant(node.parts[0])
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return -value if node.kind == "minus" else value
-        raise pointed(self._source, node.begin, node.end, "not allowed in lists; use numbers, text, True, False, None")
+        raise error_at(self._source, node.begin, node.end, "not allowed in lists; use numbers, text, True, False, None")
 
     def _column(self, token: Token) -> Node:
         path: list[Any] = [token.text]
@@ -303,12 +302,12 @@ class _Parser:
         except ValueError as error:
             raise self._error(token, f"invalid number {token.text!r}") from error
 
-    def _deeper(self, token: Token, part: Any) -> Node:
-        self._deep += 1
-        if self._deep > _MOST_DEEP:
-            raise self._error(token, f"more than {_MOST_DEEP} nested brackets or signs")
+    def _nested(self, token: Token, part: Any) -> Node:
+        self._depth += 1
+        if self._depth > _MOST_NESTED:
+            raise self._error(token, f"more than {_MOST_NESTED} nested brackets or signs")
         node: Node = part()
-        self._deep -= 1
+        self._depth -= 1
         return node
 
 

@@ -1,1 +1,1 @@
-"""Display of traces and episodes in a REPL, a notebook or pandas. It knows arrays, not traces."""
+"""Display of arrays and tables of a trace in a REPL, a notebook or pandas."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gym_trace.errors import MissingExtra
 
 Array = npt.NDArray[Any]
-_MOST_ELEMENTS = 64  # a value with more elements becomes one column of arrays instead of one column per element
+_MOST_ELEMENTS = 64  # a value with more elements becomes one column of arrays, not one column per element
 
 
 def episodes_frame(table: Array, writers: list[str], splits: list[str], seeds: list[int | None]) -> Any:
@@ -38,7 +38,7 @@ def steps_frame(trees: Mapping[str, Any], rows: int) -> Any:
     """Return a DataFrame with one row per step and one column per number; see Episode.to_pandas.
 
     Args:
-        trees: by name, arrays, or dicts and tuples of arrays.
+        trees: arrays, or dicts and tuples of arrays, by name.
         rows: number of steps; extra rows of the arrays are ignored.
     """
     pandas = _pandas()
@@ -54,8 +54,8 @@ def _columns(name: str, tree: Any, rows: int) -> Iterator[tuple[str, Any]]:
         for i, part in enumerate(tree):
             yield from _columns(f"{name}[{i}]", part, rows)
     elif isinstance(tree, np.ndarray) and tree.ndim > 1 and 0 < tree[0:1].size <= _MOST_ELEMENTS:
-        for place in np.ndindex(tree.shape[1:]):
-            yield f"{name}[{', '.join(map(str, place))}]", tree[(slice(rows), *place)]
+        for index in np.ndindex(tree.shape[1:]):
+            yield f"{name}[{', '.join(map(str, index))}]", tree[(slice(rows), *index)]
     elif isinstance(tree, np.ndarray) and tree.ndim == 1:
         yield name, tree[:rows]
     else:

@@ -20,7 +20,7 @@ _WIDTH, _HEIGHT, _POINTS = 240, 40, 120
 
 
 def page(title: str, lines: Iterable[str], *parts: str) -> str:
-    """Return a title, lines of text, and parts of HTML."""
+    """Return HTML with a title, lines of text, and parts that are already HTML."""
     body = "".join(f"<div>{_text(line)}</div>" for line in lines if line)
     return f"<div><b>{_text(title)}</b>{body}{''.join(parts)}</div>"
 
@@ -31,7 +31,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def sparkline(values: Array, label: str) -> str:
-    """Return a line chart of values, averaged if there are many; empty for fewer than two values."""
+    """Return a line chart of values, averaged in groups if there are many; "" for fewer than two values."""
     groups = [group[np.isfinite(group)] for group in np.array_split(values, min(_POINTS, max(1, len(values))))]
     with np.errstate(over="ignore"):
         means = np.array([group.mean() for group in groups if len(group)])
@@ -39,11 +39,11 @@ def sparkline(values: Array, label: str) -> str:
     if len(means) < 2 or not np.isfinite(scale):
         return ""
     heights = (means - means.min()) / (scale or 1.0)
-    across = np.linspace(1, _WIDTH - 1, len(means))
-    points = " ".join(f"{x:.1f},{_HEIGHT - 1 - y * (_HEIGHT - 2):.1f}" for x, y in zip(across, heights))
+    xs = np.linspace(1, _WIDTH - 1, len(means))
+    points = " ".join(f"{x:.1f},{_HEIGHT - 1 - y * (_HEIGHT - 2):.1f}" for x, y in zip(xs, heights))
     line = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
-    drawn = f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_text(label)}">{line}</svg>'
-    return f"<div>{drawn} <small>{_text(label)}</small></div>"
+    svg = f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_text(label)}">{line}</svg>'
+    return f"<div>{svg} <small>{_text(label)}</small></div>"
 
 
 def image(picture: Array) -> str:
@@ -55,8 +55,8 @@ def image(picture: Array) -> str:
 def player(shown: Any) -> str:
     """Return the viewer of a trace or an episode as HTML; "" if it would be too large, or no viewer is installed."""
     for entry in entry_points(group=_VIEWERS):
-        made: str = entry.load()(shown)
-        return made
+        viewer_html: str = entry.load()(shown)
+        return viewer_html
     return ""
 
 

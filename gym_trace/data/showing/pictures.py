@@ -12,8 +12,8 @@ from gym_trace.errors import RenderingError
 
 Array = npt.NDArray[Any]
 _MOST_PIXELS = 160  # per side of a thumbnail
-_UP = 2  # the filter of PNG that takes the row above away
-_PNG_KINDS = {1: 0, 2: 4, 3: 2, 4: 6}  # key: number of channels (grey, grey and alpha, RGB, RGBA)
+_UP = 2  # PNG filter: the difference from the row above
+_PNG_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # by number of channels: gray, gray and alpha, RGB, RGBA
 
 
 def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:
@@ -24,7 +24,7 @@ def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:
 
 
 def picture_size(dtype: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return height and width of the image in values of this dtype and shape; None if they are not images."""
+    """Return height and width of the image in a value of this dtype and shape; None if it is not an image."""
     if not is_picture(dtype, shape):
         return None
     view = np.broadcast_to(np.zeros((), np.uint8), shape)  # takes no memory
@@ -33,19 +33,19 @@ def picture_size(dtype: Any, shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def pictures_in(tree: Any) -> list[Array]:
-    """Return the arrays with one image per row in an array, or in nested dicts and tuples."""
+    """Return the arrays with one image per row, from an array or nested dicts and tuples of arrays."""
     if isinstance(tree, dict):
         return [array for part in tree.values() for array in pictures_in(part)]
     if isinstance(tree, tuple):
         return [array for part in tree for array in pictures_in(part)]
-    there = isinstance(tree, np.ndarray) and len(tree) > 0 and is_picture(tree.dtype, tree.shape[1:])
-    return [tree] if there else []
+    has_pictures = isinstance(tree, np.ndarray) and len(tree) > 0 and is_picture(tree.dtype, tree.shape[1:])
+    return [tree] if has_pictures else []
 
 
 def picture_of(observation: Any) -> Array:
-    """Return the image in an observation; of a stack, (stack, H, W) or (stack, H, W, 3), the last image.
+    """Return the image in an observation, or the last one of a stack, (stack, H, W) or (stack, H, W, 3).
 
-    (3, H, W) has the channels of one image first.
+    (3, H, W) is one image with the channels first.
     """
     picture = np.asarray(observation)
     if picture.ndim == 4:
@@ -75,14 +75,14 @@ def thumbnail(picture: Array) -> bytes:
 
 
 def png(picture: Array, level: int = -1) -> bytes:
-    """Return an image of uint8, (H, W) or (H, W, C) with C up to 4, as a lossless PNG. level: of zlib."""
+    """Return an image of uint8, (H, W) or (H, W, C) with C up to 4, as a lossless PNG. level: compression level."""
     height, width = picture.shape[:2]
     rows = np.ascontiguousarray(picture).reshape(height, -1)
-    kind = _PNG_KINDS[rows.shape[1] // width if picture.ndim == 3 else 1]
+    color_type = _PNG_COLOR_TYPES[rows.shape[1] // width if picture.ndim == 3 else 1]
     lines = np.full((height, 1 + rows.shape[1]), _UP, np.uint8)  # the first byte of a line is its filter
     lines[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=lines[1:, 1:])
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, kind, 0, 0, 0])
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, color_type, 0, 0, 0])
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.data, level)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_png_part(name, content) for name, content in parts)
 

@@ -1,4 +1,4 @@
-"""Recognize URLs of traces, and show them without credentials."""
+"""Recognize URLs of traces, convert file URLs to paths, and remove credentials for messages."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from urllib.parse import urlsplit
 
 from gym_trace.errors import InvalidOption
 
-_LOCAL = ("file", "local")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # pathlib makes one slash of two
+_LOCAL_SCHEMES = ("file", "local")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # one slash, because pathlib removes the second one
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return True for "s3://bucket/trace" and the like, unless a local directory has this name."""
+    """Return True for a URL, such as s3://bucket/trace, unless a local directory has this name."""
     return bool(_URL.match(os.fspath(path))) and not os.path.isdir(path)
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
-    """Return a URL with both slashes, which pathlib removes, and without a slash at the end."""
+    """Return a URL with the slashes that pathlib has removed, and without a slash at the end."""
     return _with_slashes(os.fspath(path)).rstrip("/")
 
 
 def _with_slashes(text: str) -> str:
-    """Return a URL with the slashes that pathlib has removed: "file:/a" was file:///a, "s3:/a" was s3://a."""
+    """Restore the slashes that pathlib has removed: "file:/a" was file:///a, "s3:/a" was s3://a."""
     scheme, colon, rest = text.partition(":/")
     if not colon or rest.startswith("/"):
         return text
-    return f"{scheme}:///{rest}" if scheme.lower() in _LOCAL else f"{scheme}://{rest}"
+    return f"{scheme}:///{rest}" if scheme.lower() in _LOCAL_SCHEMES else f"{scheme}://{rest}"
 
 
-def local_path(place: str | os.PathLike[str]) -> str | None:
-    """Return a path as it is, or that of a file:// URL; None for other URLs. Raises InvalidOption for another host."""
-    if not is_url(place):
-        return os.fspath(place)
-    url = url_of(place)
+def local_path(path: str | os.PathLike[str]) -> str | None:
+    """Return a path unchanged, or the path of a file:// URL; None for other URLs. Raises InvalidOption for a host."""
+    if not is_url(path):
+        return os.fspath(path)
+    url = url_of(path)
     parts = urlsplit(url)
-    if parts.scheme.lower() not in _LOCAL:
+    if parts.scheme.lower() not in _LOCAL_SCHEMES:
         return None
     if parts.netloc not in ("", "localhost"):
         raise InvalidOption(f"{redacted(url)}: names a host; write file:///PATH with three slashes")
-    from urllib.request import url2pathname  # here, because it imports http.client and ssl: 18 ms
+    from urllib.request import url2pathname  # here, because this imports http.client and ssl: 18 ms
 
     return url2pathname(parts.path)
 
@@ -51,9 +51,9 @@ def redacted(url: str) -> str:
     if "://" not in url:
         return url
     scheme, _, rest = url.partition("://")
-    place, *more = re.split(r"[?#]", rest, maxsplit=1)
-    host, slash, path = place.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" + ("?…" if more else "")
+    host_and_path, *query = re.split(r"[?#]", rest, maxsplit=1)
+    host, slash, path = host_and_path.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" + ("?…" if query else "")
 
 
 def has_credentials(url: str) -> bool:
@@ -61,7 +61,7 @@ def has_credentials(url: str) -> bool:
 
 
 class UrlPath(type(Path())):  # type: ignore[misc]  # the class of paths on this system
-    """A URL where a path is expected: its text keeps both slashes."""
+    """A URL as a Path, whose text keeps both slashes."""
 
     __slots__ = ()
 

@@ -1,9 +1,8 @@
-"""Blocks of objects that were fetched, in memory or in a directory, limited by bytes.
+"""Caches of blocks fetched from object stores, in memory or in a directory, with a limit in bytes.
 
-An object is known by its URL, size and version, so an object that was overwritten has blocks of its own. In a directory
-the blocks lie in files of 1 MiB, each with the checksums of its blocks in front: a block counts if its checksum is
-right. The disk caches of fsspec cannot replace it: they have neither a limit of bytes nor checksums nor locks between
-processes, and serve fsspec's file systems alone.
+The key of an object includes its size and version, so an overwritten object gets new blocks. In a directory, files of
+1 MiB hold blocks after their checksums; a block with a wrong checksum is ignored. fsspec's disk caches cannot replace
+this: they lack a byte limit, checksums and locks between processes, and serve only fsspec's file systems.
 """
 
 from __future__ import annotations
@@ -31,60 +30,61 @@ BLOCK = 16 << 10
 MEMORY_BYTES = 128 << 20
 CACHE_BYTES = 10 << 30
 CACHE_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_URL_CACHE", "GYM_TRACE_URL_CACHE_BYTES"
-_EACH = 64  # blocks of a file
-_SUM = np.dtype([("crc", "<u4"), ("length", "<u4")])  # length: 0 where there is no block
-_HEAD = 4096
-_FILE_BYTES = _HEAD + _EACH * BLOCK
-_MOST_OPEN = 128  # files
-_OBJECT = re.compile(r"object-[0-9a-f]{32}")
-_PIECE = re.compile(r"\d{6,9}\.blocks")
-_LEFT = 0.9  # share of the limit that stays used when blocks are removed
+_BLOCKS_PER_FILE = 64
+_SUM = np.dtype([("crc", "<u4"), ("length", "<u4")])  # length 0: no block
+_FIRST_BLOCK = 4096  # offset of the first block; the checksums are before it
+_FILE_BYTES = _FIRST_BLOCK + _BLOCKS_PER_FILE * BLOCK
+_MOST_OPEN_FILES = 128
+_OBJECT_DIRECTORY = re.compile(r"object-[0-9a-f]{32}")
+_BLOCK_FILE = re.compile(r"\d{6,9}\.blocks")
+_REDUCED = 0.9  # removing files stops at this share of the limit
 
 
-class _OfEachProcess(Protocol):
-    def begin(self) -> None:
-        """Make what a forked process cannot have of its parent: locks, threads, connections, locked files."""
+class _PerProcess(Protocol):
+    def init_process(self) -> None:
+        """Create what a forked process must not share with its parent: locks, threads, connections, locked files."""
 
 
-_begun: weakref.WeakValueDictionary[int, _OfEachProcess] = weakref.WeakValueDictionary()
+_owners: weakref.WeakValueDictionary[int, _PerProcess] = weakref.WeakValueDictionary()
 
 
-def begin_in_each_process(one: _OfEachProcess) -> None:
-    """Call begin() now, and after each fork in the child."""
-    one.begin()
-    _begun[id(one)] = one
+def init_in_each_process(owner: _PerProcess) -> None:
+    """Call init_process() now, and after each fork in the child."""
+    owner.init_process()
+    _owners[id(owner)] = owner
 
 
-def _begin_again() -> None:
-    for one in list(_begun.values()):
-        one.begin()
+def _after_fork() -> None:
+    for owner in list(_owners.values()):
+        owner.init_process()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_again)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class BlockCache(Protocol):
-    """Blocks by object and number. Usable from any number of threads.
+    """Cache of blocks by the key of their object and their number. Usable from any number of threads.
 
     Attributes:
-        limit: bytes.
+        limit: maximum size in bytes.
     """
 
     limit: int
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
-        """Return True if all these blocks are present, judged without reading them."""
+        """Return True if all these blocks are present. Does not read them."""
 
     def get(self, key: str, number: int) -> bytes | None:
-        """Return a block, or None if it is not there."""
+        """Return a block, or None if it is not in the cache."""
 
     def put(self, key: str, number: int, block: bytes) -> None:
-        """Keep a block; others that were not used for the longest time are removed."""
+        """Add a block; remove the least recently used ones beyond the limit."""
 
 
 @lru_cache(4096)
 def object_key(url: str, name: str, stored: StoredObject) -> str:
+    """Return the key of an object in a version."""
     identity = "\0".join((url, name, str(stored.size), stored.version))
     return hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -96,9 +96,9 @@ class MemoryBlocks:
         self.limit = limit
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._bytes = 0
-        begin_in_each_process(self)
+        init_in_each_process(self)
 
-    def begin(self) -> None:
+    def init_process(self) -> None:
         self._lock = Lock()
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
@@ -121,34 +121,35 @@ class MemoryBlocks:
 
 
 class _BlockFile:
-    """A file of blocks, open and locked, so that no other process removes it; closed with the last reference to it."""
+    """A file of blocks, open and locked so that no other process removes it; closed with the last reference to it."""
 
     def __init__(self, fd: int):
-        self._fd, self._sums, self._verified = fd, np.zeros(_EACH, _SUM), set[int]()
+        self._fd, self._sums, self._verified = fd, np.zeros(_BLOCKS_PER_FILE, _SUM), set[int]()
         weakref.finalize(self, os.close, fd)
-        self._reread()
+        self._read_sums()
 
-    def has(self, place: int) -> bool:
-        return bool(self._sums["length"][place])
+    def has(self, index: int) -> bool:
+        return bool(self._sums["length"][index])
 
-    def read(self, place: int) -> bytes | None:
-        if not self.has(place):
-            self._reread()
-        crc, length = self._sums[place].tolist()
-        block = os.pread(self._fd, length, _HEAD + place * BLOCK)
-        if place not in self._verified:
+    def read(self, index: int) -> bytes | None:
+        if not self.has(index):
+            self._read_sums()
+        crc, length = self._sums[index].tolist()
+        block = os.pread(self._fd, length, _FIRST_BLOCK + index * BLOCK)
+        if index not in self._verified:
             if not length or len(block) != length or zlib.crc32(block) != crc:
                 return None
-            self._verified.add(place)
+            self._verified.add(index)
         return block
 
-    def write(self, place: int, block: bytes) -> None:
-        os.pwrite(self._fd, block, _HEAD + place * BLOCK)
+    def write(self, index: int, block: bytes) -> None:
+        os.pwrite(self._fd, block, _FIRST_BLOCK + index * BLOCK)
         entry = np.array([(zlib.crc32(block), len(block))], _SUM)
-        os.pwrite(self._fd, entry.tobytes(), place * _SUM.itemsize)  # last: it makes the block count
+        os.pwrite(self._fd, entry.tobytes(), index * _SUM.itemsize)  # last, because it makes the block valid
 
-    def _reread(self) -> None:
-        raw = os.pread(self._fd, _EACH * _SUM.itemsize, 0).ljust(_EACH * _SUM.itemsize, b"\0")
+    def _read_sums(self) -> None:
+        """Read the checksums again, as other processes may have added blocks."""
+        raw = os.pread(self._fd, _BLOCKS_PER_FILE * _SUM.itemsize, 0).ljust(_BLOCKS_PER_FILE * _SUM.itemsize, b"\0")
         sums = np.frombuffer(raw, _SUM).copy()
         sums["length"][sums["length"] > BLOCK] = 0
         self._verified -= set(np.flatnonzero(sums != self._sums).tolist())
@@ -158,10 +159,10 @@ class _BlockFile:
 class DiskBlocks:
     """Blocks in a directory, which several processes may share; see BlockCache.
 
-    Files that a process reads from are never removed; if no others are left, new blocks are not kept.
+    Files that a process has open are never removed; if the limit leaves no space besides them, new blocks are not kept.
 
-    Raises InvalidOption for a limit under the size of a file, and for a directory that other users can write to: blocks
-    have checksums, which anyone can compute.
+    Raises InvalidOption if the limit is less than the size of a file, or if other users can write to the directory:
+    checksums do not protect blocks from forgery.
     """
 
     def __init__(self, root: str | os.PathLike[str], limit: int = CACHE_BYTES):
@@ -173,32 +174,32 @@ class DiskBlocks:
             raise InvalidOption(
                 f"{self.root}: {why}; keep blocks in a directory that only you can write to (chmod go-w)"
             )
-        self._most_open = max(1, min(_MOST_OPEN, limit // (4 * _FILE_BYTES)))
+        self._most_open = max(1, min(_MOST_OPEN_FILES, limit // (4 * _FILE_BYTES)))
         self._bytes = sum(size for *_, size in self._files())
         self._is_full = False
-        begin_in_each_process(self)
+        init_in_each_process(self)
 
-    def begin(self) -> None:
+    def init_process(self) -> None:
         self._lock = Lock()
         self._open: OrderedDict[Path, _BlockFile] = OrderedDict()
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
-        return all((file := self._file(key, n, False)) is not None and file.has(n % _EACH) for n in numbers)
+        return all((file := self._file(key, n, False)) is not None and file.has(n % _BLOCKS_PER_FILE) for n in numbers)
 
     def get(self, key: str, number: int) -> bytes | None:
         file = self._file(key, number, False)
-        return None if file is None else file.read(number % _EACH)
+        return None if file is None else file.read(number % _BLOCKS_PER_FILE)
 
     def put(self, key: str, number: int, block: bytes) -> None:
-        self._make_room()
-        with contextlib.suppress(OSError):  # the next reader fetches it again
+        self._free_space()
+        with contextlib.suppress(OSError):  # a block that is not stored is fetched again
             file = self._file(key, number, create=not self._is_full)
             if file is not None:
-                file.write(number % _EACH, block)
+                file.write(number % _BLOCKS_PER_FILE, block)
                 self._bytes += len(block)
 
     def _file(self, key: str, number: int, create: bool) -> _BlockFile | None:
-        path = self.root / f"object-{key}" / f"{number // _EACH:06d}.blocks"
+        path = self.root / f"object-{key}" / f"{number // _BLOCKS_PER_FILE:06d}.blocks"
         with self._lock:
             if path in self._open:
                 self._open.move_to_end(path)
@@ -206,7 +207,7 @@ class DiskBlocks:
             try:
                 if create:
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
-                if path.parent.is_symlink() or shared_with_others(path.parent):  # from before the root was closed
+                if path.parent.is_symlink() or shared_with_others(path.parent):  # made when others could write to root
                     return None
                 fd = open_regular(path, os.O_RDWR | (os.O_CREAT if create else 0))
             except FileNotFoundError:
@@ -222,31 +223,31 @@ class DiskBlocks:
             return file
 
     def _files(self) -> list[tuple[float, Path, int]]:
-        """Return when each file was used last, its path, and its bytes on the disk; the oldest first."""
+        """Return time of last use, path and bytes on the disk of each file, least recently used first."""
         found = []
         for directory in self.root.iterdir():
-            if _OBJECT.fullmatch(directory.name) and not directory.is_symlink():
+            if _OBJECT_DIRECTORY.fullmatch(directory.name) and not directory.is_symlink():
                 with contextlib.suppress(OSError), os.scandir(directory) as entries:
                     for entry in entries:
-                        if _PIECE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        if _BLOCK_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                             about = entry.stat(follow_symlinks=False)
                             found.append((about.st_mtime, directory / entry.name, 512 * about.st_blocks))
         return sorted(found)
 
-    def _make_room(self) -> None:
-        """Remove the files that were not used for the longest time, but none that is in use."""
+    def _free_space(self) -> None:
+        """Remove the least recently used files if the cache is full, but none that a process has open."""
         if self._bytes + BLOCK <= self.limit:
             return
         with self._lock:
             files = self._files()
-            self._bytes = sum(size for *_, size in files)  # also of other processes
+            self._bytes = sum(size for *_, size in files)  # includes blocks of other processes
             if self._bytes + BLOCK <= self.limit:
                 self._is_full = False
                 return
-            order = {path: place for place, path in enumerate(self._open)}  # open files were used after all others
+            order = {path: i for i, path in enumerate(self._open)}  # open files were used after all others
             files.sort(key=lambda file: order.get(file[1], -1))
             for _, path, size in files:
-                if self._bytes <= _LEFT * self.limit:
+                if self._bytes <= _REDUCED * self.limit:
                     break
                 self._open.pop(path, None)
                 if _removed(path):
@@ -255,7 +256,7 @@ class DiskBlocks:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file of blocks unless another process uses it."""
+    """Remove a file of blocks; return False if another process has it open."""
     try:
         fd = open_regular(path, os.O_RDWR)
     except OSError:
@@ -274,21 +275,21 @@ def _removed(path: Path) -> bool:
 
 
 def clear_cache(root: str | os.PathLike[str]) -> int:
-    """Remove all blocks in a cache directory, and nothing else; return the number of bytes.
+    """Remove all blocks in a cache directory, and nothing else; return the number of bytes removed.
 
-    Raises InvalidOption if there is no such directory, and OSError.
+    Raises InvalidOption if the directory does not exist, and OSError.
     """
-    place, removed = Path(root).expanduser(), 0
-    if not place.is_dir():
+    cache, removed = Path(root).expanduser(), 0
+    if not cache.is_dir():
         raise InvalidOption(f"{root}: no such directory; pass the one given as --cache")
-    for directory in place.iterdir():
-        if _OBJECT.fullmatch(directory.name) and directory.is_dir() and not directory.is_symlink():
+    for directory in cache.iterdir():
+        if _OBJECT_DIRECTORY.fullmatch(directory.name) and directory.is_dir() and not directory.is_symlink():
             before = LocalStorage(directory).allocated()
             for path in directory.iterdir():
-                if _PIECE.fullmatch(path.name):
+                if _BLOCK_FILE.fullmatch(path.name):
                     path.unlink()
             removed += before - LocalStorage(directory).allocated()
-            with contextlib.suppress(OSError):  # others put something there, or a reader does
+            with contextlib.suppress(OSError):  # not empty: it has other files, or a reader adds blocks
                 directory.rmdir()
     return removed
 

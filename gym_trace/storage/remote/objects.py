@@ -1,6 +1,6 @@
-"""The seam to object stores: names with sizes, ranges of bytes, whole objects. Also retries and errors.
+"""The interface of object stores, and retries and errors for all of them.
 
-No text of a store reaches a message: answers quote keys, signatures and tokens.
+No text of a store becomes part of a message, because responses quote keys, signatures and tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATUS = re.compile(r"(?:status(?: code)?:?|HTTP(?:/\d(?:\.\d)?)?|code=|status=
 _CODE = re.compile(r"<Code>([A-Za-z]{3,40})</Code>")
 _MD5 = re.compile(r"""(?:[A-Za-z0-9_-]+=)?"?([0-9a-f]{32})"?""", re.IGNORECASE)
 _TAG = re.compile(r"""(?:W/)?"|(?:etag|e_tag|md5|content_md5|content-md5|blob_id|oid)=""", re.IGNORECASE)
-_REASONS = {  # words in the answer of a store, and the reason to report
+_REASONS = {  # words in the response of a store, and the reason to report
     "timed out": "timed out",
     "timeout": "timed out",
     "refused": "connection refused",
@@ -42,25 +42,25 @@ _DENIED, _MISSING = (401, 403), 404
 
 
 class StoredObject(NamedTuple):
-    """An object. version: changes when it is overwritten: its ETag, or what else the store tells."""
+    """An object. version: changes when it is overwritten: its ETag, or another value that the store reports."""
 
     size: int
     version: str
 
 
 def md5_of(stored: StoredObject) -> str | None:
-    """Return what may be the MD5 of an object: most S3 servers have it as ETag. None: the store lists none."""
-    found = _MD5.fullmatch(stored.version)
-    return None if found is None else found[1].lower()
+    """Return what may be the MD5 of an object, because most S3 servers use it as ETag; None if it cannot be one."""
+    match = _MD5.fullmatch(stored.version)
+    return None if match is None else match[1].lower()
 
 
 def is_tagged(stored: StoredObject) -> bool:
-    """Return True if the version is one that the store made of the content, and not a time."""
+    """Return True if the version is a tag or checksum from the store, not a time."""
     return _TAG.match(stored.version) is not None
 
 
 class Wanted(NamedTuple):
-    """A range of bytes of an object in the version that was listed."""
+    """A range of bytes of an object, in the listed version."""
 
     name: str
     stored: StoredObject
@@ -69,36 +69,36 @@ class Wanted(NamedTuple):
 
 
 class Overwritten(Exception):
-    """An object has another version than the one that was asked for."""
+    """An object no longer has the version that was requested."""
 
 
-_FINAL = (FileNotFoundError, FileExistsError, Overwritten, RemoteError, MissingExtra)  # no second try helps
+_FINAL = (FileNotFoundError, FileExistsError, Overwritten, RemoteError, MissingExtra)  # errors not worth a retry
 
 
 class ObjectStore(Protocol):
     """The objects at one URL. Usable from any number of threads.
 
-    Methods raise FileNotFoundError where there is no such object, PermissionError, Overwritten, RemoteError for what is
-    wrong for good, and anything else for what may work in a moment.
+    Methods raise FileNotFoundError for a missing object, PermissionError, Overwritten, RemoteError for other permanent
+    errors, and any other exception for errors that a retry may solve.
     """
 
     def entries(self) -> dict[str, StoredObject]:
-        """Return the objects directly at the URL, by name; none if there is nothing."""
+        """Return the objects directly at the URL, by name; {} without any."""
 
     def folders(self) -> list[str]:
-        """Return the names of what is below the URL, in any order."""
+        """Return the names of the folders at the URL, in any order."""
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        """Return ranges within objects, fetched at the same time; an exception in place of one that failed."""
+        """Fetch ranges in parallel; return the bytes of each, or the exception that it failed with."""
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
-        """Store a whole object: a file, or bytes. new: raise FileExistsError if there is one of this name."""
+        """Store an object, from a file or bytes. new: raise FileExistsError if the name already exists."""
 
 
 def persistently(call: Callable[[], _T], what: str) -> _T:
-    """Call until it works, waiting longer each time. Raises RemoteError, and what needs no second try."""
+    """Call up to TRIES times, waiting longer after each failure. Raises RemoteError, and errors not worth a retry."""
     wait = _FIRST_WAIT
-    for left in range(TRIES - 1, -1, -1):
+    for retries_left in range(TRIES - 1, -1, -1):
         try:
             return call()
         except _FINAL:
@@ -107,7 +107,7 @@ def persistently(call: Callable[[], _T], what: str) -> _T:
             reason, advice = reason_of(error)
             if advice:
                 raise RemoteError(f"{what}: {reason}; {advice}") from None
-            if not left:
+            if not retries_left:
                 raise RemoteError(f"{what}: {reason}, {TRIES} times; try again later") from None
         time.sleep(wait * (0.5 + random.random()))
         wait = min(2 * wait, _LONGEST_WAIT)
@@ -115,15 +115,15 @@ def persistently(call: Callable[[], _T], what: str) -> _T:
 
 
 def fetched(connected: Callable[[], ObjectStore], wanted: Sequence[Wanted], what: str) -> list[bytes]:
-    """Fetch ranges in full; those that fail are fetched again. Raises FileNotFoundError, Overwritten, RemoteError."""
+    """Fetch whole ranges, and failed ones again. Raises FileNotFoundError, Overwritten, RemoteError."""
     done: dict[int, bytes] = {}
 
     def attempt() -> None:
-        left = [place for place in range(len(wanted)) if place not in done]
+        missing = [i for i in range(len(wanted)) if i not in done]
         failure: Exception | None = None
-        for place, data in zip(left, connected().get([wanted[place] for place in left])):
-            if isinstance(data, bytes) and len(data) == wanted[place].length:
-                done[place] = data
+        for i, data in zip(missing, connected().get([wanted[i] for i in missing])):
+            if isinstance(data, bytes) and len(data) == wanted[i].length:
+                done[i] = data
             elif not isinstance(failure, _FINAL):
                 failure = ConnectionError("incomplete answer") if isinstance(data, bytes) else data
         if failure is not None:
@@ -131,11 +131,11 @@ def fetched(connected: Callable[[], ObjectStore], wanted: Sequence[Wanted], what
 
     if wanted:
         persistently(attempt, what)
-    return [done[place] for place in range(len(wanted))]
+    return [done[i] for i in range(len(wanted))]
 
 
 def reason_of(error: BaseException) -> tuple[str, str]:
-    """Return why a store failed, in our own words, and what to do about it where no second try helps."""
+    """Return the reason of a store's error, without its text, and advice if the error is not worth a retry."""
     text = str(error).replace("retry_timeout", "")  # obstore quotes its settings
     code, status = _CODE.search(text), _STATUS.search(text)
     number = getattr(error, "status", None) or getattr(error, "status_code", None)
@@ -149,5 +149,5 @@ def reason_of(error: BaseException) -> tuple[str, str]:
         return f"status {number}" + (f" ({code[1]})" if code else ""), ""
     if code:
         return code[1], ""
-    answer = f"{kind} {text}".lower()
-    return next((reason for word, reason in _REASONS.items() if word in answer), kind), ""
+    described = f"{kind} {text}".lower()
+    return next((reason for word, reason in _REASONS.items() if word in described), kind), ""

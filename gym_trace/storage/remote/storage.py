@@ -1,4 +1,4 @@
-"""A trace at a URL."""
+"""The storage of a trace at a URL."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from gym_trace.storage.remote.cache import (
     BLOCK,
     BlockCache,
     DiskBlocks,
-    begin_in_each_process,
     default_cache,
+    init_in_each_process,
     object_key,
 )
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, fetched, persistently
 from gym_trace.storage.remote.stores import store_at
 
-_GAP = 2  # blocks between two ranges that are fetched along, to save a request
-_LONGEST = 256  # blocks of a request
-_THREADS = 8  # threads that read ahead
-_FIXED = ".gtb"  # files of this ending never change
-_Block = tuple[str, int]
+_MOST_GAP = 2  # a request includes gaps of up to this many blocks between ranges, instead of a second request
+_MOST_BLOCKS = 256  # of a request
+_READ_AHEAD_THREADS = 8
+_IMMUTABLE = ".gtb"  # suffix of files that never change
+_Block = tuple[str, int]  # name of a file, and number of the block in it
 
 
 class RemoteStorage(ReadStorage):
     """The files of a trace at a URL, for reading.
 
-    Blocks of files are fetched once and kept in a cache. A file that is overwritten has another version, which names()
-    sees; blocks of another version are never used.
+    Blocks of files are fetched once and cached. An overwritten file has another version, which names() reads; blocks
+    of other versions are never used.
     """
 
     def __init__(self, url: str | os.PathLike[str], cache: BlockCache | None = None):
-        """cache: None: a directory that the environment names, or memory. Raises InvalidOption, MissingExtra."""
+        """cache: default: see default_cache(). Raises InvalidOption, MissingExtra."""
         self.url = url_of(url)
         self.root = redacted(self.url)
         self._cache = default_cache() if cache is None else cache
         self.ahead = self._cache.limit // 4
-        begin_in_each_process(self)
+        init_in_each_process(self)
         self._store: ObjectStore | None = store_at(self.url)
 
-    def begin(self) -> None:
+    def init_process(self) -> None:
         self._store = None
         self._listing: dict[str, StoredObject] | None = None
         self._lock = Lock()
-        self._flying: dict[_Block, Future[bytes]] = {}
+        self._in_flight: dict[tuple[str, int], Future[bytes]] = {}  # by key of the object, and number
         self._pool: ThreadPoolExecutor | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -63,7 +63,7 @@ class RemoteStorage(ReadStorage):
 
     def __reduce__(self) -> Any:
         disk = (str(self._cache.root), self._cache.limit) if isinstance(self._cache, DiskBlocks) else None
-        return _again, (self.url, disk)
+        return _reopened, (self.url, disk)
 
     def __deepcopy__(self, memo: Any) -> RemoteStorage:
         return self
@@ -114,16 +114,16 @@ class RemoteStorage(ReadStorage):
     def soon(self, call: Callable[[], object]) -> None:
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, "gym-trace-ahead")
-        self._pool.submit(call)  # an error is raised again where the bytes are needed
+                self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, "gym-trace-ahead")
+        self._pool.submit(call)  # after an error, the read that needs the bytes fetches them again, or raises
 
     def overwritten(self, *names: str) -> RemoteError:
-        """Return the error to raise when a file has another version than when it was listed."""
-        place = self.path(names[0]) if len(names) == 1 else self.root
-        return RemoteError(f"{place}: was overwritten while it was read; open the trace again")
+        """Return the error for a file, or one of several, that no longer has the listed version."""
+        path = self.path(names[0]) if len(names) == 1 else self.root
+        return RemoteError(f"{path}: was overwritten while it was read; open the trace again")
 
     def blocks(self, wanted: dict[str, tuple[StoredObject, Iterable[int]]]) -> dict[_Block, bytes]:
-        """Return blocks of files, from the cache or from the store. Threads share the request for a block.
+        """Return blocks of files, from the cache or the store. Threads that need the same block share its request.
 
         Raises FileNotFoundError, Overwritten, RemoteError.
         """
@@ -138,28 +138,28 @@ class RemoteStorage(ReadStorage):
                     found[name, number] = block
                     continue
                 with self._lock:
-                    is_mine = (key, number) not in self._flying
-                    future = self._flying.setdefault((key, number), Future())
+                    is_mine = (key, number) not in self._in_flight
+                    future = self._in_flight.setdefault((key, number), Future())
                 (mine if is_mine else others)[name, number] = future
         if mine:
             self._fetch(mine, {name: stored for name, (stored, _) in wanted.items()})
-        return found | {place: future.result() for place, future in (mine | others).items()}
+        return found | {block: future.result() for block, future in (mine | others).items()}
 
     def _fetch(self, mine: dict[_Block, Future[bytes]], files: dict[str, StoredObject]) -> None:
-        """Fetch blocks that this thread has announced, and keep them. After an error, too, no thread waits for them."""
+        """Fetch and cache the blocks that this thread has put in flight. Sets their futures, also after an error."""
         try:
             requests = [
                 Wanted(name, files[name], first * BLOCK, min(last * BLOCK, files[name].size) - first * BLOCK)
                 for name, blocks in groupby(mine, itemgetter(0))
                 for first, last in _runs([number for _, number in blocks])
             ]
-            for one, data in zip(requests, self._ranges(requests)):
-                key = object_key(self.url, one.name, one.stored)
-                for at in range(0, one.length, BLOCK):
-                    number, block = (one.offset + at) // BLOCK, data[at : at + BLOCK]
+            for request, data in zip(requests, self._ranges(requests)):
+                key = object_key(self.url, request.name, request.stored)
+                for at in range(0, request.length, BLOCK):
+                    number, block = (request.offset + at) // BLOCK, data[at : at + BLOCK]
                     self._cache.put(key, number, block)
-                    if (one.name, number) in mine:
-                        mine[one.name, number].set_result(block)
+                    if (request.name, number) in mine:
+                        mine[request.name, number].set_result(block)
         except BaseException as error:
             for future in mine.values():
                 if not future.done():
@@ -168,7 +168,7 @@ class RemoteStorage(ReadStorage):
         finally:
             with self._lock:
                 for name, number in mine:
-                    del self._flying[object_key(self.url, name, files[name]), number]
+                    del self._in_flight[object_key(self.url, name, files[name]), number]
 
     def _ranges(self, requests: list[Wanted]) -> list[bytes]:
         path = self.path(requests[0].name)
@@ -184,13 +184,13 @@ class RemoteStorage(ReadStorage):
 
 
 class RemoteReader(Reader):
-    """A file of a store that is open for reading; see gym_trace.storage.protocol.Reader."""
+    """An open file of a store; see gym_trace.storage.protocol.Reader."""
 
     def __init__(self, storage: RemoteStorage, name: str):
         self._storage, self._name = storage, name
         self._stored = storage.stored(name)
         self.size = self._stored.size
-        self._has_read = name.endswith(_FIXED)
+        self._is_fixed = name.endswith(_IMMUTABLE)  # True: another version is an error; set by the first read
 
     def read(self, offset: int, length: int) -> bytes:
         if not 0 <= offset < self.size or length <= 0:
@@ -200,13 +200,13 @@ class RemoteReader(Reader):
         try:
             found = self._storage.blocks({self._name: (self._stored, numbers)})
         except Overwritten:
-            if self._has_read:
+            if self._is_fixed:
                 raise self._storage.overwritten(self._name) from None
             self._storage.names()
-            self._stored = self._storage.stored(self._name)  # a manifest grows
-            self.size, self._has_read = self._stored.size, True
+            self._stored = self._storage.stored(self._name)  # the file may be a manifest that has grown
+            self.size, self._is_fixed = self._stored.size, True
             return self.read(offset, length)
-        self._has_read = True
+        self._is_fixed = True
         data = found[self._name, numbers[0]]
         if len(numbers) > 1:
             data = b"".join(found[self._name, number] for number in numbers)
@@ -214,15 +214,15 @@ class RemoteReader(Reader):
 
 
 def _runs(numbers: list[int]) -> Iterable[tuple[int, int]]:
-    """Join ascending blocks into requests, as (first, after the last). Small gaps are fetched along."""
+    """Join ascending numbers of blocks into requests, as (first, last + 1), which may include small gaps."""
     begin = last = numbers[0]
     for number in numbers[1:]:
-        if number - last > _GAP + 1 or number - begin >= _LONGEST:
+        if number - last > _MOST_GAP + 1 or number - begin >= _MOST_BLOCKS:
             yield begin, last + 1
             begin = number
         last = number
     yield begin, last + 1
 
 
-def _again(url: str, disk: tuple[str, int] | None) -> RemoteStorage:
+def _reopened(url: str, disk: tuple[str, int] | None) -> RemoteStorage:
     return RemoteStorage(url, None if disk is None else DiskBlocks(*disk))

@@ -1,4 +1,4 @@
-"""Object stores: any that fsspec knows, and S3, GCS and Azure also by obstore, which is faster on many small ranges."""
+"""Object stores: all of fsspec, and S3, GCS and Azure also with obstore, which is faster for many small ranges."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from gym_trace.storage.remote.address import local_path, redacted
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
 
-NAMES = "names.txt"  # the files of a trace on a web server, one name per line
+NAMES = "names.txt"  # file on a web server that lists the files of a trace, one name per line
 _EXTRA = "pip install 'gym-trace[remote]'"
-_AT_ONCE = 16  # requests
-_MOST_AT_ONCE, _PART = 256 << 20, 16 << 20  # bytes of an object that is stored in one request; of parts of others
-_FAST = {"s3": "S3Store", "s3a": "S3Store", "gs": "GCSStore", "az": "AzureStore", "abfs": "AzureStore"}
+_PARALLEL_REQUESTS = 16
+_MOST_IN_ONE_PUT, _PART_BYTES = 256 << 20, 16 << 20  # larger objects are uploaded in parts of this size
+_OBSTORE_KINDS = {"s3": "S3Store", "s3a": "S3Store", "gs": "GCSStore", "az": "AzureStore", "abfs": "AzureStore"}
 _S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE")
 _S3_ROLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
 _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID")
 _VERSIONS = ("ETag", "etag", "e_tag", "md5", "content_md5", "Content-MD5", "blob_id", "oid")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modified", "created")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
-_SECONDS, _SLOWEST = 30.0, 16 << 10  # for an answer of a web server, and more for many bytes: this many a second
+_SECONDS, _LEAST_RATE = 30.0, 16 << 10  # time limit of a web server's response; more for long ones, in bytes per second
 _STALLED_SECONDS, _LISTING_SECONDS = 20.0, 300.0
 _MOST_TEXT, _MOST_FILES, _MOST_REDIRECTS = 4 << 20, 1 << 16, 5
 _REDIRECTS, _GONE, _NO_HEAD = (301, 302, 303, 307, 308), (404, 410), (403, 405, 501)  # status codes
 _HEADERS = ("ETag", "Content-MD5", "Last-Modified")
 _SIZE = re.compile("[0-9]{1,18}")
 _LINK = re.compile(r"""href\s{0,9}=\s{0,9}["']?([^"'\s<>]{1,1000})""", re.IGNORECASE)
-_OF_A_TRACE = re.compile(
+_TRACE_FILE = re.compile(
     r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.(?:manifest\.jsonl|ring|(?:gtb|mp4)(?:\.part)?)|facts\.json"
 )
-_used_obstore = 0  # id of the process that did: its threads do not outlive a fork
+_obstore_pid = 0  # id of the process that uses obstore, whose threads do not survive a fork
 
 
 def store_at(url: str) -> ObjectStore:
@@ -52,16 +52,16 @@ def store_at(url: str) -> ObjectStore:
         return FolderStore(folder)
     if scheme in ("http", "https"):
         return WebStore(url)
-    if scheme not in _FAST or not _obstore_has_credentials(scheme):
+    if scheme not in _OBSTORE_KINDS or not _obstore_has_credentials(scheme):
         return FsspecStore(url)
     try:
         import obstore.store
     except ImportError:
         return FsspecStore(url)
-    global _used_obstore
-    if _used_obstore in (0, os.getpid()):
-        _used_obstore = os.getpid()
-        return ObstoreStore(url, getattr(obstore.store, _FAST[scheme]))
+    global _obstore_pid
+    if _obstore_pid in (0, os.getpid()):
+        _obstore_pid = os.getpid()
+        return ObstoreStore(url, getattr(obstore.store, _OBSTORE_KINDS[scheme]))
     try:
         return FsspecStore(url)
     except MissingExtra:
@@ -72,7 +72,7 @@ def store_at(url: str) -> ObjectStore:
 
 
 def _obstore_has_credentials(scheme: str) -> bool:
-    """Return False where only the clients of fsspec find credentials, as in ~/.aws, or an emulator of Google's."""
+    """Return False if only the clients of fsspec find the credentials, as in ~/.aws, or a Google emulator."""
     if scheme in ("s3", "s3a") and not any(map(os.environ.get, (*_S3_KEYS, *_S3_ROLES))):
         files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
         return not any(os.path.exists(os.path.expanduser(path)) for path in files)
@@ -82,81 +82,83 @@ def _obstore_has_credentials(scheme: str) -> bool:
 
 
 class ObstoreStore:
-    """The objects below a URL, by obstore."""
+    """The objects at a URL, with obstore."""
 
     def __init__(self, url: str, kind: Any):
         import obstore
 
         options = {"timeout": "60s", "connect_timeout": "10s", "allow_http": True}
+        retries = {"max_retries": 0}  # persistently() retries
         self._obstore = obstore
         try:
-            sums = {"checksum_algorithm": "SHA256"} if kind.__name__ == "S3Store" else {}  # which S3 compares
-            self._store = kind.from_url(url, client_options=options, retry_config={"max_retries": 0}, **sums)
-        except Exception as error:  # persistently() decides about retries
+            sums = {"checksum_algorithm": "SHA256"} if kind.__name__ == "S3Store" else {}  # S3 verifies uploads with it
+            self._store = kind.from_url(url, client_options=options, retry_config=retries, **sums)
+        except Exception as error:
             raise RemoteError(
                 f"{redacted(url)}: {type(error).__name__}; check the URL and the settings of the store"
             ) from None
-        self._pool = ThreadPoolExecutor(_AT_ONCE, "gym-trace-get")
+        self._pool = ThreadPoolExecutor(_PARALLEL_REQUESTS, "gym-trace-get")
 
     def entries(self) -> dict[str, StoredObject]:
         with _translated(self._obstore):
             found = self._obstore.list_with_delimiter(self._store)["objects"]
-        return {one["path"].rpartition("/")[2]: StoredObject(one["size"], one["e_tag"] or "") for one in found}
+        return {entry["path"].rpartition("/")[2]: StoredObject(entry["size"], entry["e_tag"] or "") for entry in found}
 
     def folders(self) -> list[str]:
         with _translated(self._obstore):
             found = self._obstore.list_with_delimiter(self._store)["common_prefixes"]
-        return [one.rpartition("/")[2] for one in found]
+        return [prefix.rpartition("/")[2] for prefix in found]
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        return _at_once(self._range, wanted, self._pool)
+        return _in_parallel(self._range, wanted, self._pool)
 
-    def _range(self, one: Wanted) -> bytes:
-        options: Any = {"range": (one.offset, one.offset + one.length)}
-        if one.stored.version:
-            options["if_match"] = one.stored.version
+    def _range(self, request: Wanted) -> bytes:
+        options: Any = {"range": (request.offset, request.offset + request.length)}
+        if request.stored.version:
+            options["if_match"] = request.stored.version
         with _translated(self._obstore):
-            return bytes(self._obstore.get(self._store, one.name, options=options).bytes())
+            return bytes(self._obstore.get(self._store, request.name, options=options).bytes())
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         with _translated(self._obstore):
-            if isinstance(content, Path) and content.stat().st_size > _MOST_AT_ONCE:
-                if new and name in self.entries():  # uploads in parts cannot be bound to that
+            if isinstance(content, Path) and content.stat().st_size > _MOST_IN_ONE_PUT:
+                if new and name in self.entries():  # an upload in parts has no mode "create"
                     raise FileExistsError(name)
-                self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=4)
+                self._obstore.put(self._store, name, content, chunk_size=_PART_BYTES, max_concurrency=4)
                 return
             mode: Literal["create", "overwrite"] = "create" if new else "overwrite"
             self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
 
 
-def _at_once(
+def _in_parallel(
     get: Callable[[Wanted], bytes], wanted: Sequence[Wanted], pool: ThreadPoolExecutor
 ) -> list[bytes | Exception]:
-    def attempt(one: Wanted) -> bytes | Exception:
+    def attempt(request: Wanted) -> bytes | Exception:
         try:
-            return get(one)
-        except Exception as error:  # fetched() tells what is final
+            return get(request)
+        except Exception as error:  # fetched() decides about retries
             return error
 
     if len(wanted) > 1:
-        with suppress(RuntimeError):  # the interpreter is about to end, and begins no threads
+        with suppress(RuntimeError):  # the interpreter is shutting down, and starts no threads
             return list(pool.map(attempt, wanted))
-    return [attempt(one) for one in wanted]
+    return [attempt(request) for request in wanted]
 
 
 @contextmanager
 def _translated(obstore: Any) -> Iterator[None]:
-    kinds = obstore.exceptions
+    """Raise errors of obstore as those of ObjectStore."""
+    exceptions = obstore.exceptions
     try:
         yield
-    except kinds.AlreadyExistsError:
+    except exceptions.AlreadyExistsError:
         raise FileExistsError from None
-    except kinds.PreconditionError:
+    except exceptions.PreconditionError:
         raise Overwritten from None
 
 
 class FsspecStore:
-    """The objects below a URL, by fsspec. Each range is checked: few of its file systems can ask for a version."""
+    """The objects at a URL, with fsspec. Versions are checked after reads: few of its file systems can request one."""
 
     def __init__(self, url: str):
         self._url, parts = url, urlsplit(url)
@@ -173,7 +175,7 @@ class FsspecStore:
             raise InvalidOption(
                 f"{redacted(url)}: unknown kind of URL; fsspec.available_protocols() lists them"
             ) from None
-        if self._fs.async_impl and not threading.main_thread().is_alive():  # asyncio starts no threads any more
+        if self._fs.async_impl and not threading.main_thread().is_alive():  # asyncio starts no more threads
             raise RemoteError(f"{redacted(url)}: out of reach while the program ends; call close() before that")
         self._root = root.rstrip("/")
 
@@ -186,30 +188,30 @@ class FsspecStore:
             found = self._fs.ls(self._root, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        return {one["name"].rstrip("/").rpartition("/")[2]: one for one in found}
+        return {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in found}
 
     def entries(self) -> dict[str, StoredObject]:
-        files = {name: one for name, one in self._list().items() if one["type"] == "file"}
-        return {name: StoredObject(one["size"], _version(one)) for name, one in files.items()}
+        files = {name: entry for name, entry in self._list().items() if entry["type"] == "file"}
+        return {name: StoredObject(entry["size"], _version(entry)) for name, entry in files.items()}
 
     def folders(self) -> list[str]:
-        return [name for name, one in self._list().items() if one["type"] == "directory"]
+        return [name for name, entry in self._list().items() if entry["type"] == "directory"]
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         found: list[bytes | Exception] = self._fs.cat_ranges(
-            [self._path(one.name) for one in wanted],
-            [one.offset for one in wanted],
-            [one.offset + one.length for one in wanted],
+            [self._path(request.name) for request in wanted],
+            [request.offset for request in wanted],
+            [request.offset + request.length for request in wanted],
             on_error="return",
         )
-        self._check({one.name: one.stored for one, data in zip(wanted, found) if isinstance(data, bytes)})
+        self._check({request.name: request.stored for request, data in zip(wanted, found) if isinstance(data, bytes)})
         return found
 
     def _check(self, read: dict[str, StoredObject]) -> None:
-        """Raise Overwritten if objects have other versions by now."""
+        """Raise Overwritten if an object no longer has the version that was read."""
         if any(stored.version.partition("=")[0] not in _VERSIONS for stored in read.values()):
-            now = self.entries()  # times look different elsewhere
-            if any(now.get(name) != stored for name, stored in read.items()):
+            listed = self.entries()  # info() may format times in another way
+            if any(listed.get(name) != stored for name, stored in read.items()):
                 raise Overwritten
             return
         self._fs.invalidate_cache()
@@ -218,7 +220,7 @@ class FsspecStore:
                 raise Overwritten
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
-        if isinstance(content, Path) and content.stat().st_size > _MOST_AT_ONCE:
+        if isinstance(content, Path) and content.stat().st_size > _MOST_IN_ONE_PUT:
             if new and name in self.entries():
                 raise FileExistsError(name)
             self._fs.put_file(str(content), self._path(name))
@@ -229,7 +231,7 @@ class FsspecStore:
             return
         try:
             self._fs.pipe_file(self._path(name), data, mode="create")
-        except (TypeError, NotImplementedError, ValueError):  # a file system that has no such mode
+        except (TypeError, NotImplementedError, ValueError):  # a file system without this mode
             if name in self.entries():
                 raise FileExistsError(name) from None
             self._fs.pipe_file(self._path(name), data)
@@ -242,8 +244,8 @@ class FsspecStore:
 class WebStore(FsspecStore):
     """The files below an http:// or https:// URL, for reading.
 
-    The server is not trusted: of each answer a limited number of bytes is read, in limited time, as they are, and
-    redirects to other servers are not followed.
+    The server is not trusted: size and time of a response are limited, its body is not decompressed, and redirects to
+    other servers are not followed.
     """
 
     def __init__(self, url: str):
@@ -255,7 +257,7 @@ class WebStore(FsspecStore):
         return f"{self._root}/{quote(name)}{self._query}"
 
     def entries(self) -> dict[str, StoredObject]:
-        """List by names.txt, or else by the links of the page that the server shows for the directory."""
+        """Return the files that names.txt lists or, without it, the links of the server's page for the directory."""
         until = time.monotonic() + _LISTING_SECONDS
         try:
             names = [line.strip() for line in self._text(self._path(NAMES))[0].splitlines()]
@@ -266,17 +268,17 @@ class WebStore(FsspecStore):
                     f"{redacted(self._url)}: this server lists no files there; put {NAMES}, with the name of each file "
                     "on a line, beside them"
                 ) from None
-        names = list(dict.fromkeys(filter(_OF_A_TRACE.fullmatch, names)))
+        names = list(dict.fromkeys(filter(_TRACE_FILE.fullmatch, names)))
         if len(names) > _MOST_FILES:
             raise RemoteError(
                 f"{redacted(self._url)}: lists more than {_MOST_FILES} files; pull from another kind of URL"
             )
-        with ThreadPoolExecutor(_AT_ONCE, "gym-trace-head") as pool:
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS, "gym-trace-head") as pool:
             found = zip(names, pool.map(lambda name: self._stored(name, until), names))
             return {name: stored for name, stored in found if stored is not None}
 
     def _stored(self, name: str, until: float) -> StoredObject | None:
-        """Return size and version of a file; None if it is not there."""
+        """Return size and version of a file; None if it does not exist."""
         seconds = min(_SECONDS, until - time.monotonic())
         try:
             try:
@@ -289,11 +291,11 @@ class WebStore(FsspecStore):
             return None
         size = headers.get("Content-Range", headers.get("Content-Length", "")).rpartition("/")[2]
         if not _SIZE.fullmatch(size):
-            raise RemoteError(f"{redacted(self._url)}: the server tells no size; use one that sends Content-Length")
+            raise RemoteError(f"{redacted(self._url)}: the server sends no size; use one that sends Content-Length")
         return StoredObject(int(size), _version({key: headers.get(key) for key in _HEADERS}))
 
     def _text(self, url: str) -> tuple[str, str]:
-        """Return a text file, and its type."""
+        """Return a text file and its media type."""
         data, headers = self._get(url, _MOST_TEXT + 1, 2 * _SECONDS)
         if len(data) > _MOST_TEXT:
             raise RemoteError(
@@ -302,7 +304,7 @@ class WebStore(FsspecStore):
         return data.decode("utf-8", "replace"), headers.get("Content-Type", "text/html")
 
     def _linked(self) -> list[str]:
-        """Return the paths that the page of the directory links to, relative to it."""
+        """Return the paths that the page of the directory links to, relative to the directory."""
         base = f"{self._root}/"
         try:
             text, kind = self._text(base)
@@ -321,21 +323,22 @@ class WebStore(FsspecStore):
         return [name for name in dict.fromkeys(names) if name not in ("", ".", "..") and "/" not in name]
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        with ThreadPoolExecutor(min(_AT_ONCE, len(wanted)), "gym-trace-get") as pool:
-            return _at_once(self._range, wanted, pool)
+        with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(wanted)), "gym-trace-get") as pool:
+            return _in_parallel(self._range, wanted, pool)
 
-    def _range(self, one: Wanted) -> bytes:
-        headers = {"Range": f"bytes={one.offset}-{one.offset + one.length - 1}"}
-        key, _, value = one.stored.version.partition("=")
+    def _range(self, request: Wanted) -> bytes:
+        headers = {"Range": f"bytes={request.offset}-{request.offset + request.length - 1}"}
+        key, _, value = request.stored.version.partition("=")
         if key == "ETag" and value.startswith('"') and value.isascii() and value.isprintable():
             headers["If-Match"] = value
         try:
-            data, _ = self._get(self._path(one.name), one.length + 1, _SECONDS + one.length / _SLOWEST, headers)
+            seconds = _SECONDS + request.length / _LEAST_RATE
+            data, _ = self._get(self._path(request.name), request.length + 1, seconds, headers)
         except Exception as error:
             if getattr(error, "status", None) == 412:
                 raise Overwritten from None
             raise
-        if len(data) > one.length:
+        if len(data) > request.length:
             raise RemoteError(
                 f"{redacted(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
             )
@@ -344,67 +347,67 @@ class WebStore(FsspecStore):
     def _get(
         self, url: str, limit: int, seconds: float, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> tuple[bytes, Mapping[str, str]]:
-        """Return what a server answers: at most limit bytes of the body, and the headers.
+        """Return at most `limit` bytes of the body of a response, and its headers.
 
         Raises FileNotFoundError, RemoteError, and errors of aiohttp.
         """
         import aiohttp
         from fsspec.asyn import sync
 
-        async def whole() -> tuple[bytes, Mapping[str, str]]:
+        async def limited() -> tuple[bytes, Mapping[str, str]]:
             try:
-                return await asyncio.wait_for(self._answer(method, url, limit, headers or {}), seconds)
-            except aiohttp.ServerTimeoutError:  # nothing came for a while
+                return await asyncio.wait_for(self._response(method, url, limit, headers or {}), seconds)
+            except aiohttp.ServerTimeoutError:  # no bytes for _STALLED_SECONDS
                 raise ConnectionError("timed out") from None
             except asyncio.TimeoutError:
                 raise RemoteError(f"{redacted(url)}: the server answers too slowly; try again later") from None
 
-        found: tuple[bytes, Mapping[str, str]] = sync(self._fs.loop, whole)
-        return found
+        response: tuple[bytes, Mapping[str, str]] = sync(self._fs.loop, limited)
+        return response
 
-    async def _answer(
+    async def _response(
         self, method: str, url: str, limit: int, headers: Mapping[str, str]
     ) -> tuple[bytes, Mapping[str, str]]:
         import aiohttp
 
-        session, given = await self._fs.set_session(), dict(self._fs.kwargs)
-        given["headers"] = {**given.get("headers", {}), **headers, "Accept-Encoding": "identity"}
-        given["timeout"] = aiohttp.ClientTimeout(total=None, sock_connect=_STALLED_SECONDS, sock_read=_STALLED_SECONDS)
-        given |= {"allow_redirects": False, "auto_decompress": False}
-        at = self._fs.encode_url(url)
+        session, options = await self._fs.set_session(), dict(self._fs.kwargs)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_STALLED_SECONDS, sock_read=_STALLED_SECONDS)
+        options |= {"timeout": timeout, "allow_redirects": False, "auto_decompress": False}
+        options["headers"] = {**options.get("headers", {}), **headers, "Accept-Encoding": "identity"}
+        target = self._fs.encode_url(url)
         for _ in range(_MOST_REDIRECTS):
-            async with session.request(method, at, **given) as answer:
-                if answer.status in _REDIRECTS:
-                    at = _redirected(at, answer.headers.get("Location", ""))
+            async with session.request(method, target, **options) as response:
+                if response.status in _REDIRECTS:
+                    target = _redirected(target, response.headers.get("Location", ""))
                     continue
-                if answer.status in _GONE:
+                if response.status in _GONE:
                     raise FileNotFoundError(redacted(url))
-                answer.raise_for_status()
-                if method == "GET" and answer.headers.get("Content-Encoding", "identity") != "identity":
+                response.raise_for_status()
+                if method == "GET" and response.headers.get("Content-Encoding", "identity") != "identity":
                     raise RemoteError(f"{redacted(url)}: the server compresses what it sends; use one that does not")
                 body = bytearray()
-                while len(body) < limit and (piece := await answer.content.read(limit - len(body))):
-                    body += piece
-                return bytes(body), answer.headers
+                while len(body) < limit and (received := await response.content.read(limit - len(body))):
+                    body += received
+                return bytes(body), response.headers
         raise RemoteError(f"{redacted(url)}: more than {_MOST_REDIRECTS} redirects; pass another URL")
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         raise RemoteError(f"{redacted(self._url)}: a web server takes no files; pass the URL of a store, such as s3://")
 
 
-def _redirected(at: Any, location: str) -> Any:
-    """Return where a redirect leads. Raises RemoteError unless it is the same server."""
+def _redirected(url: Any, location: str) -> Any:
+    """Return the target of a redirect. Raises RemoteError unless it is on the same server."""
     with suppress(ValueError):  # not a URL
-        to = at.join(type(at)(location))
-        if location and to.origin() == at.origin():
-            return to.with_user(at.user).with_password(at.password)
+        target = url.join(type(url)(location))
+        if location and target.origin() == url.origin():
+            return target.with_user(url.user).with_password(url.password)
     raise RemoteError(
-        f"{redacted(str(at))}: redirects to another server, port or scheme; pass the URL that it leads to"
+        f"{redacted(str(url))}: redirects to another server, port or scheme; pass the URL that it leads to"
     )
 
 
 class FolderStore:
-    """The files of a local directory as objects, such as those of a shared file system: file://."""
+    """The files of a directory as objects, for file:// URLs, such as those of a shared file system."""
 
     def __init__(self, folder: str):
         self._root = Path(folder)
@@ -421,12 +424,12 @@ class FolderStore:
 
     def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
         found: list[bytes | Exception] = []
-        for one in wanted:
-            fd = open_regular(self._root / one.name, os.O_RDONLY)
+        for request in wanted:
+            fd = open_regular(self._root / request.name, os.O_RDONLY)
             try:
-                if _stored(os.fstat(fd)) != one.stored:
+                if _stored(os.fstat(fd)) != request.stored:
                     raise Overwritten
-                found.append(os.pread(fd, one.length, one.offset))
+                found.append(os.pread(fd, request.length, request.offset))
             finally:
                 os.close(fd)
         return found
@@ -448,5 +451,5 @@ def _stored(about: os.stat_result) -> StoredObject:
 
 
 def _version(info: Any) -> str:
-    """Return the first thing that tells versions of an object apart, as KEY=VALUE."""
+    """Return the first field of an object that identifies its version, as KEY=VALUE."""
     return next((f"{key}={info[key]}" for key in (*_VERSIONS, *_TIMES) if info.get(key)), "")

@@ -16,7 +16,7 @@ from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Branch, Layout, Leaf, Path
 from gym_trace.data.returns import number_of
 from gym_trace.data.showing.pictures import is_picture, picture_of, picture_size, png
-from gym_trace.data.showing.words import moment, number
+from gym_trace.data.showing.text import moment, number
 from gym_trace.data.values import Array, Misfit
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.leaf_rows import LeafRows

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gym_trace.data.showing.words import count
+from gym_trace.data.showing.text import count
 from gym_trace.data.values import Array
 from gym_trace.envs.consent import called, named
 from gym_trace.envs.make import completed

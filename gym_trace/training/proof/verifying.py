@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gym_trace.data.showing.words import count
+from gym_trace.data.showing.text import count
 from gym_trace.errors import CorruptRun, InvalidOption, ReplayDiverged, TraceError
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.printable import error_text

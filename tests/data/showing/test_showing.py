@@ -14,7 +14,7 @@ from runs import record_lengths
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.showing.html import page, sparkline, table
 from gym_trace.data.showing.pictures import is_picture, thumbnail
-from gym_trace.data.showing.words import moment, number, period, spread
+from gym_trace.data.showing.text import moment, number, period, spread
 from gym_trace.errors import MissingExtra
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces" / "format-1.1"

@@ -1,4 +1,4 @@
-"""Short text for numbers and times."""
+"""Format numbers, counts, times and tables as text."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def count(of: int, noun: str) -> str:
+def count(items: int, noun: str) -> str:
     """Format a count: 1 episode, 2,000 episodes."""
-    return f"{of:,} {noun}" + ("" if of == 1 else "s")
+    return f"{items:,} {noun}" + ("" if items == 1 else "s")
 
 
 def spread(values: Array) -> str:
-    """Format mean, min and max of the finite values; empty without any."""
-    known = values[np.isfinite(values)]
-    if not len(known):
+    """Format mean, min and max of the finite values; "" without any."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return ""
     with np.errstate(over="ignore"):
-        return f"{number(known.mean())} on average, from {number(known.min())} to {number(known.max())}"
+        return f"{number(finite.mean())} on average, from {number(finite.min())} to {number(finite.max())}"
 
 
 def tally(codes: Array, names: list[str]) -> str:
@@ -54,10 +54,10 @@ def seed_of(row: Any) -> str:
 
 
 def period(begins: Array, ends: Array) -> str:
-    """Format the range from the first begin to the last end; empty if no time is known."""
+    """Format the range from the first begin to the last end; "" if no time is known."""
     begins, ends = begins[~np.isnat(begins)], ends[~np.isnat(ends)]
     if not len(begins):
         return ""
     first, last = moment(begins.min()), moment(max(ends.max(), begins.max()) if len(ends) else begins.max())
-    same = first[:11] if first[:10] == last[:10] else ""
-    return f"{first} UTC" if first == last else f"{first} to {last.removeprefix(same)} UTC"
+    same_day = first[:11] if first[:10] == last[:10] else ""
+    return f"{first} UTC" if first == last else f"{first} to {last.removeprefix(same_day)} UTC"
