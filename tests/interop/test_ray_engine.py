@@ -115,7 +115,7 @@ def test_killed_nodes_actors_and_drivers_record_each_episode_once(tmp_path: Path
             assert time.monotonic() < until, "recorded too little"
             time.sleep(0.2)
 
-    events = spool.local_directory_of(place) / "events.jsonl"
+    events = spool.recording_path(place) / "events.jsonl"
     running = driver()
     await_episodes(150, running)
     os.kill(running.pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ from gym_trace.recording.processes.fleet import Backend, Cluster
 from gym_trace.recording.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.recording.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
-from gym_trace.recording.publishing.spool import local_directory_of, publish_facts, published
+from gym_trace.recording.publishing.spool import publish_facts, published, recording_path
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote.address import local_path, url_of
 
@@ -139,15 +139,10 @@ def collect(
             f"bytes={bytes!r}: not supported for URLs; omit it, or record into a directory and push that"
         )
     share = _checked_shard(shard, seed, directory, on_exist)
-    log_name = events_name(share)
-    earlier = run_settings(directory, log_name) if (resume or share) and directory is not None else None
+    log = events_name(share)
+    earlier = run_settings(directory, log) if (resume or share) and directory is not None else None
     # An empty log means that the run was killed at its start.
-    if (
-        resume
-        and earlier is None
-        and share is None
-        and not (directory and (local_directory_of(directory) / log_name).exists())
-    ):
+    if resume and earlier is None and share is None and not (directory and (recording_path(directory) / log).exists()):
         where = "" if url is None else " of this machine"
         raise InvalidOption(f"{directory}: no run{where} to resume; start one without resume")
     if seed is None:
@@ -174,7 +169,7 @@ def collect(
         if share is not None:
             join_shards(local_directory, url, settings, on_exist)
         about = {"provenance": provenance, **machine()}
-        events = Events(local_directory, log_name)
+        events = Events(local_directory, log)
         events("start", settings=settings, limits=asdict(limits), workers=workers, **about)
     written = os.fspath(local_directory) if url is None else url
     cluster = backend if isinstance(backend, Cluster) and url and workers else None  # its machines have spools

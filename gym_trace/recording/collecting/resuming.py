@@ -22,14 +22,7 @@ from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.processes.run_log import EVENTS
-from gym_trace.recording.publishing.spool import (
-    local_directory_of,
-    publish,
-    recorded,
-    refuse_existing,
-    set_aside,
-    spool_of,
-)
+from gym_trace.recording.publishing.spool import publish, recorded, recording_path, refuse_existing, set_aside, spool_of
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 
 _SETTINGS = {"run", "seed", "policy", "environment", "recording", "shards"}
@@ -74,7 +67,7 @@ def run_settings(directory: str | os.PathLike[str], name: str = EVENTS) -> dict[
     Raises:
         CorruptTrace: the file cannot be read, or its settings are invalid
     """
-    path = local_directory_of(directory) / name
+    path = recording_path(directory) / name
     try:
         fd = open_regular(path, os.O_RDONLY)
     except FileNotFoundError:

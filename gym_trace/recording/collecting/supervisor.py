@@ -307,9 +307,8 @@ class Supervisor:
         """Take back the episodes that a lost worker has not saved, and schedule its restart."""
         worker = self.progress.workers[number]
         suspects = (worker.at if lost.traceback else ()) or tuple(worker.assigned)
-        if self._is_cluster and not has_ended(
-            self._local_directory, worker.uid
-        ):  # a restart would record episodes twice
+        if self._is_cluster and not has_ended(self._local_directory, worker.uid):
+            # A restart would record episodes twice.
             lost = Lost(f"{lost.reason}; its writer {worker.uid} may still run: end its process, and resume the run")
             worker.state, worker.trouble, worker.assigned = "given up", lost.reason, {}
             self._events("given up", worker=number, reason=lost.reason, traceback="")
@@ -339,7 +338,7 @@ class Supervisor:
         self._events(kind, worker=number, reason=lost.reason, traceback=lost.traceback)
 
     def _suspect(self, episodes: list[int], reason: str) -> None:
-        """Assign each episode that may have killed a worker alone from now on; abandon it after some attempts."""
+        """Mark episodes that may have killed a worker: each is then assigned alone, and abandoned if that fails."""
         for episode in episodes:
             self._tries[episode] = self._tries.get(episode, 0) + (len(episodes) == 1)
             if self._tries[episode] >= _ATTEMPTS_PER_EPISODE:

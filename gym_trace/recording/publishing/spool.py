@@ -95,7 +95,7 @@ def _refuse_others(spool: Path, url: str | None) -> None:
         raise InvalidOption(f"{spool}: not a spool of this user; move it away")
 
 
-def local_directory_of(directory: str | os.PathLike[str]) -> Path:
+def recording_path(directory: str | os.PathLike[str]) -> Path:
     """Return where recorders write: the directory, or the spool of a URL. Raises InvalidOption, OSError."""
     local = local_path(directory)
     return spool_of(directory) if local is None else Path(local).absolute()

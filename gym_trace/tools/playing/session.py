@@ -91,7 +91,7 @@ class Session:
         self._help = [*help_rows, *mark_rows, ("", ""), *COMMANDS.items()]
         self._fps = fps
         self._has_quit = self._paused = self._shows_help = self._episode_ended = self._confirms_discard = False
-        self._episode = 0  # number of the episode, for its seed
+        self._number = 0  # number of the episode, for its seed
         self._steps, self._return = 0, 0.0
         self._times: deque[float] = deque()
         self._marked: set[str] = set()
@@ -157,13 +157,13 @@ class Session:
         if self._most is not None and len(self.played.kept) >= self._most:
             self._has_quit = True
             return
-        self._episode += 1
+        self._number += 1
         self._begin()
         self._recorder.flush()
 
     def _begin(self) -> None:
         self.played.episodes += 1  # first: an error during the reset leaves an episode, too
-        self._steps, self._return = self._begin_at(self._recorder, self._episode)
+        self._steps, self._return = self._begin_at(self._recorder, self._number)
         self._episode_ended = self._paused = False
         self._marked.clear()
         self._picture = self._rendered()
@@ -217,13 +217,7 @@ class Session:
         elif self._paused:
             banner = "Paused. F2: resume"
         marks = " ".join(sorted(self._marked))
-        facts = [
-            f"episode {self._episode + 1}",
-            f"step {self._steps}",
-            f"return {self._return:g}",
-            self._speed(),
-            marks,
-        ]
+        facts = [f"episode {self._number + 1}", f"step {self._steps}", f"return {self._return:g}", self._speed(), marks]
         lines = ["   ".join(filter(None, facts)), "F1: help   Escape: quit, everything is kept"]
         self._window.show(self._picture, lines, banner, self._help if self._shows_help else ())
 

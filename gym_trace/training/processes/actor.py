@@ -124,12 +124,8 @@ class RolloutWorker:
 
     def raise_for_misfit(self, error: Exception) -> None:
         """Raise TrainingFailed if an observation or reward of the wrong form caused the error: it would recur."""
-        for group in self._groups:
-            if (
-                group.active_lane is not None
-                and not isinstance(error, TraceError)
-                and (misfit := group.misfit()) is not None
-            ):
+        for group in [] if isinstance(error, TraceError) else self._groups:
+            if group.active_lane is not None and (misfit := group.misfit()) is not None:
                 raise TrainingFailed(f"{misfit[1]}, in {group.describe_step(misfit[0])}") from error
 
     def raise_explained(self, error: Exception) -> None:

@@ -93,7 +93,7 @@ def sample_actions(
 
 @dataclass(frozen=True)
 class InferenceClient:
-    """Requests to a server. Picklable to processes that are being started.
+    """Requests to a server. Picklable only while a process is started.
 
     arrays: one set per group of each worker. requests, answers (one per worker): pipes with indices of sets.
     """

@@ -56,7 +56,7 @@ class PolicyTask:
 
 
 class SharedArrays:
-    """Equal sets of arrays in shared memory, by index. Picklable to processes that are being started."""
+    """Equal sets of arrays in shared memory, by index. Picklable only while a process is started."""
 
     def __init__(self, fields: Mapping[str, tuple[tuple[int, ...], Any]], count: int):
         self._fields: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
@@ -102,7 +102,7 @@ class RolloutBuffer:
 
 
 class Weights:
-    """The two newest versions of the weights of a network. Picklable to processes that are being started."""
+    """The two newest versions of the weights of a network. Picklable only while a process is started."""
 
     def __init__(self, size: int):
         self.size = size  # bytes

@@ -73,21 +73,17 @@ def verify(
         TraceNotFound, CorruptTrace: the log is missing or damaged.
         InvalidOption: the parts do not fit the log, or the device is missing.
     """
-    log_directory = directory_of(directory)
-    chain = chain_in(log_directory)
+    folder = directory_of(directory)
+    chain = chain_in(folder)
     if chain.about.name != ABOUT:
-        raise InvalidOption(
-            f"{log_directory}: is a training run; pass it to 'gym-trace train --verify', or verify_run()"
-        )
+        raise InvalidOption(f"{folder}: is a training run; pass it to 'gym-trace train --verify', or verify_run()")
     proof = Proof(doing="update")
     report = progress_reporter(proof, on_progress)
     learner = _Relearning(chain, parts, learn, proof, device)
     trace = learner.trace
-    if log_directory != Path(directory).absolute() and (trace is None or not trace.directory.samefile(directory)):
+    if folder != Path(directory).absolute() and (trace is None or not trace.directory.samefile(directory)):
         of = "no trace" if trace is None else trace.directory
-        raise InvalidOption(
-            f"{log_directory}: is of {of}, not of {directory}; pass the directory of the log to prove that"
-        )
+        raise InvalidOption(f"{folder}: is of {of}, not of {directory}; pass the directory of the log to prove that")
     if trace is not None:
         check_bytes(trace.directory, proof)
     with first_difference(proof):
