@@ -299,7 +299,7 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     else:
         shown = differing[: 1 if summaries else _LISTED]
         for index, difference in shown:
-            click.echo(show.printable(f"episode {index} differs {difference.told('A has', 'B has')}"))
+            click.echo(show.printable(f"episode {index} differs {difference.as_text('A has', 'B has')}"))
         if len(differing) > len(shown):
             click.echo(f"… and {show.count(len(differing) - len(shown), 'more episode')}")
         if len(a) != len(b) or same + len(differing) < both:

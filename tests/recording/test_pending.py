@@ -84,7 +84,7 @@ def test_the_pending_action_of_a_crash_survives_a_repair(tmp_path: Path, end: st
     assert (before.damages, before.steps) == ([], 26)
     (remark,) = before.remarks
     assert re.fullmatch(
-        r"writer w was killed; 26 steps are in its ring, which has no checksums; "
+        r"writer w was killed; 26 steps are only in a ring, without checksums; "
         r"an action was never answered, at the end of episode 1, in step 6: \{'a': .*",
         remark,
     )

@@ -1,1 +1,1 @@
-"""Edits: new traces with the episodes of recorded ones; the public path is gym_trace.edit."""
+"""Edits write new traces from recorded ones; the public path is gym_trace.edit."""

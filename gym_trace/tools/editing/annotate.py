@@ -21,7 +21,7 @@ def annotate_trace(
 
     Args:
         trace: a trace, or a directory; for a view, its whole trace is changed.
-        facts: JSON values by any names; existing ones are replaced.
+        facts: JSON values by name; existing facts of these names are replaced.
         unset: names of facts to remove.
 
     Returns:

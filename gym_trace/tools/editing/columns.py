@@ -46,7 +46,7 @@ def drop_columns(
     """Write a trace without some columns; all others are copied as stored, without being decoded.
 
     Args:
-        trace: a trace, or a directory; not a view. No writer is recording it.
+        trace: a trace, or a directory; not a view. No writer may be recording it.
         columns: "infos" (also those of resets), "annotations", or "annotations.NAME". No other column can be dropped.
         destination: a new or empty directory. It appears when it is complete.
         in_place: replace the trace instead, atomically, and keep all other files in its directory.
@@ -60,16 +60,16 @@ def drop_columns(
     """
     source = opened(trace)
     check_editable(source, "drop columns of")
-    dropped = _dropped(source, [columns] if isinstance(columns, str) else list(columns))
+    dropped = _paths_to_drop(source, [columns] if isinstance(columns, str) else list(columns))
     report = report_for(source, destination, in_place)
 
     def path_of(path: ColumnPath) -> ColumnPath | None:
         return None if {path[:1], path[:2]} & dropped else path
 
-    edits = ColumnEdits(path_of, _without_info if ("infos",) in dropped else None)
+    edits = ColumnEdits(path_of, _start_without_info if ("infos",) in dropped else None)
     outputs = outputs_of(selections_of(source)[0], report)
     if ("infos",) in dropped:
-        outputs = [one._replace(schema=changed_schema(one.schema, _without_infos)) for one in outputs]
+        outputs = [output._replace(schema=changed_schema(output.schema, _schema_without_infos)) for output in outputs]
     with edited(report, [source], in_place) as storage:
         rewrite(outputs, storage, report, edits, counts_steps=True, copies_videos=not in_place, on_progress=on_progress)
         check_same(storage, source)
@@ -88,13 +88,13 @@ def map_columns(
 ) -> EditReport:
     """Write a trace in which functions compute some columns; all others are copied as stored.
 
-    The metadata of each writer names the columns and functions (provenance, "edits"), and verify reports them where
-    such a column differs.
+    The metadata of each writer names the columns and functions (provenance, "edits"). Where such a column differs,
+    verify reports them.
 
     Args:
         trace: a trace, a view, or a directory. Running episodes are skipped.
-        columns: "rewards", "infos" or "annotations.NAME" to a function. It is called once per episode of N steps with
-            the Episode as it was recorded, and returns N rows: for rewards an array of real numbers, (N,) or
+        columns: functions by column: "rewards", "infos" or "annotations.NAME". Each is called once per episode of N
+            steps with the Episode as it was recorded, and returns N rows: for rewards an array of real numbers, (N,) or
             (N, objectives); for annotations an array of numbers, (N, ...), or N values; for infos N dicts. Arrays have
             the same dtype and row shape in all episodes.
         destination: a new or empty directory. It appears when it is complete.
@@ -118,10 +118,9 @@ def map_columns(
         3
     """
     source = _selected(trace, episodes)
-    functions = {_mappable(source, name): function for name, function in columns.items()}
-    if not functions:
+    if not columns:
         raise InvalidOption(f"columns: name those to map; {_mappable_columns(source)}")
-    return _computed("map", source, functions, destination, in_place, on_progress)
+    return _compute("map", source, columns, _path_to_map, destination, in_place, on_progress)
 
 
 def add_columns(
@@ -133,10 +132,10 @@ def add_columns(
     in_place: bool = False,
     on_progress: Progress | None = None,
 ) -> EditReport:
-    """Write a trace with further annotations, which functions compute; all other columns are copied as stored.
+    """Write a trace with new annotations, which functions compute; all other columns are copied as stored.
 
     Args:
-        columns: name of each new annotation ("value", or "annotations.value") to its function. It is called once per
+        columns: functions by the name of the new annotation ("value", or "annotations.value"). Each is called once per
             episode of N steps with the Episode, and returns an array of numbers, (N, ...), or N values; arrays have the
             same dtype and row shape in all episodes.
         trace, destination, episodes, in_place, on_progress: as map_columns().
@@ -148,10 +147,7 @@ def add_columns(
     source = _selected(trace, episodes)
     if not columns:
         raise InvalidOption("columns: name those to add")
-    functions = {_new_annotation(source, name): function for name, function in columns.items()}
-    if len(functions) < len(columns):
-        raise InvalidOption("columns: two annotations would get the same name")
-    return _computed("add", source, functions, destination, in_place, on_progress)
+    return _compute("add", source, columns, _new_annotation, destination, in_place, on_progress)
 
 
 def rename_columns(
@@ -170,7 +166,7 @@ def rename_columns(
         trace, destination, episodes, in_place, on_progress: as map_columns().
 
     Raises:
-        InvalidOption: no annotation of an old name, or one of a new name exists; and as map_columns().
+        InvalidOption: an annotation to rename is missing, or one of a new name exists; and as map_columns().
         TraceError, TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace, RecordingError: as map_columns().
     """
     source = _selected(trace, episodes)
@@ -182,7 +178,7 @@ def rename_columns(
         old: ColumnPath = ("annotations", rest if root == "annotations" and rest else name)
         if name in COLUMNS:
             raise InvalidOption(f"{name}: has a fixed name; {_renamable_columns(source)}")
-        if old not in _paths(source):
+        if old not in _editable_paths(source):
             raise InvalidOption(f"{shown(name)}: this trace has no such annotation; {_renamable_columns(source)}")
         if old in renamed:
             raise InvalidOption(f"names: {'.'.join(map(str, old))} is renamed twice")
@@ -204,17 +200,21 @@ def _selected(trace: TraceOrPath, episodes: Episodes) -> Trace:
     return source if episodes is None else source[episodes]
 
 
-def _computed(
+def _compute(
     edit: str,
     source: Trace,
-    functions: Mapping[ColumnPath, EpisodeFunction],
+    functions: Mapping[str, EpisodeFunction],
+    path_of: Callable[[Trace, str], ColumnPath],
     destination: str | os.PathLike[str] | None,
     in_place: bool,
     on_progress: Progress | None,
 ) -> EditReport:
-    """Write a trace with columns that functions compute."""
-    computed = [_Computed(path, ".".join(map(str, path)), function) for path, function in functions.items()]
-    edits = [{"edit": edit, "column": one.name, "by": one.by} for one in computed]
+    """Write a trace with columns that functions compute. path_of: returns the path of a column name."""
+    columns = {path_of(source, name): function for name, function in functions.items()}
+    if len(columns) < len(functions):
+        raise InvalidOption("columns: two annotations would get the same name")
+    computed = [_ComputedColumn(path, ".".join(map(str, path)), function) for path, function in columns.items()]
+    edits = [{"edit": edit, "column": column.name, "by": column.function_name} for column in computed]
     return _write(source, destination, in_place, on_progress, ColumnEdits(), edits, _ComputedRows(computed))
 
 
@@ -227,29 +227,30 @@ def _write(
     edits: list[dict[str, str]],
     computed: _ComputedRows | None = None,
 ) -> EditReport:
+    """Write the edited trace. edits: descriptions for the metadata of each writer."""
     report = report_for(source, destination, in_place)
     is_view = source.whole is not source
     selections, report.running = selections_of(source, np.ones(len(source), np.bool_) if is_view else None)
 
     def with_edits(schema: dict[str, Any]) -> dict[str, Any]:
         provenance = as_map(schema.get("provenance"))
-        before = provenance.get("edits")
-        return {
-            **schema,
-            "provenance": {**provenance, "edits": [*(before if isinstance(before, list) else ()), *edits]},
-        }
+        earlier = provenance.get("edits")
+        all_edits = [*(earlier if isinstance(earlier, list) else ()), *edits]
+        return {**schema, "provenance": {**provenance, "edits": all_edits}}
 
-    outputs = [one._replace(schema=changed_schema(one.schema, with_edits)) for one in outputs_of(selections, report)]
+    outputs = [
+        output._replace(schema=changed_schema(output.schema, with_edits)) for output in outputs_of(selections, report)
+    ]
     with edited(report, [source], in_place) as storage:
         rewrite(outputs, storage, report, columns, change=computed, copies_videos=not in_place, on_progress=on_progress)
     return report
 
 
-def _mappable(trace: Trace, name: str) -> ColumnPath:
+def _path_to_map(trace: Trace, name: str) -> ColumnPath:
     """Return the path of a column to map. Raises InvalidOption."""
     root, dot, rest = name.partition(".")
     path: ColumnPath = (root, rest) if dot else (root,)
-    if path == _REWARDS or (path in _paths(trace)):
+    if path == _REWARDS or path in _editable_paths(trace):
         return path
     if root in COLUMNS and root not in DROPPABLE:
         raise InvalidOption(f"{root}: cannot be mapped; {_mappable_columns(trace)}")
@@ -257,12 +258,12 @@ def _mappable(trace: Trace, name: str) -> ColumnPath:
 
 
 def _new_annotation(trace: Trace, name: str, renamed: Collection[ColumnPath] = ()) -> ColumnPath:
-    """Return the path of a new annotation. renamed: annotations that get other names. Raises InvalidOption."""
+    """Return the path of a new annotation. renamed: annotations that give up their names. Raises InvalidOption."""
     new = name.removeprefix("annotations.")
     if not new or new in COLUMNS or new.startswith(STATES):
         raise InvalidOption(f"{shown(name)}: invalid name of an annotation; pass another")
     path: ColumnPath = ("annotations", new)
-    if path in _paths(trace) and path not in renamed:
+    if path in _editable_paths(trace) and path not in renamed:
         raise InvalidOption(f"{shown(name)}: this trace has an annotation of this name; pass another")
     return path
 
@@ -270,39 +271,39 @@ def _new_annotation(trace: Trace, name: str, renamed: Collection[ColumnPath] = (
 # -- computed columns --------------------------------------------------------------------------------------------------
 
 
-class _Computed:
+class _ComputedColumn:
     """A column that a function computes."""
 
     def __init__(self, path: ColumnPath, name: str, function: EpisodeFunction):
         self.path, self.name = path, name
-        self.by = policy_name(function)
+        self.function_name = policy_name(function)
         self._function = function
-        self._type: tuple[str, int] | None = None  # type of the rows, and the first episode
+        self._first: tuple[str, int] | None = None  # type of the rows of the first episode, and its index
 
     def rows(self, episode: Episode) -> ColumnRows:
         """Return the rows of an episode, checked. Raises InvalidOption, UnstorableValue, TraceError."""
         rows = self._call(episode)
         if isinstance(rows, (str, bytes, Mapping, Set)):
-            raise self._wrong(episode, f"returned a {type(rows).__name__}", "an array, or a list of one row per step")
+            raise self._error(episode, f"returned a {type(rows).__name__}", "an array, or a list of one row per step")
         if not hasattr(rows, "__len__") or (isinstance(rows, np.ndarray) and not rows.ndim):
-            raise self._wrong(episode, "returned a single value", "one row per step")
+            raise self._error(episode, "returned a single value", "one row per step")
         if len(rows) != len(episode):
-            raise self._wrong(episode, f"returned {len(rows)} rows", f"one for each of the {len(episode)} steps")
+            raise self._error(episode, f"returned {len(rows)} rows", f"one for each of the {len(episode)} steps")
         is_typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
         kind = f"{rows.dtype} rows of shape {rows.shape[1:]}" if is_typed else "values of other types"
         if self.path == _REWARDS and not (is_typed and rows.dtype.kind != "c" and rows.ndim <= 2):
-            raise self._wrong(episode, f"returned {kind}", "one real number per step")
+            raise self._error(episode, f"returned {kind}", "one real number per step")
         if self.path == _INFOS and not all(isinstance(info, dict) for info in rows):
-            raise self._wrong(episode, f"returned {kind}", "one dict per step")
-        known, first = self._type = self._type or (kind, episode.index)
-        if kind != known:
-            raise self._wrong(episode, f"returned {kind}", f"one type ({known} for episode {first})")
+            raise self._error(episode, f"returned {kind}", "one dict per step")
+        first_kind, first_index = self._first = self._first or (kind, episode.index)
+        if kind != first_kind:
+            raise self._error(episode, f"returned {kind}", f"one type ({first_kind} for episode {first_index})")
         if is_typed:
             return np.ascontiguousarray(rows, rows.dtype.newbyteorder("<"))
         try:
             return [pack(value) for value in rows]
         except UnstorableValue as error:
-            raise self._wrong(episode, f"returned a value that cannot be stored: {error}", "other values") from error
+            raise self._error(episode, f"returned a value that cannot be stored: {error}", "other values") from error
 
     def _call(self, episode: Episode) -> Any:
         try:
@@ -310,9 +311,8 @@ class _Computed:
         except TraceError:
             raise
         except Exception as error:
-            raise TraceError(
-                f"{self.name}: {self.by} raised {error_text(error)}, for episode {episode.index}"
-            ) from error
+            problem = f"{self.function_name} raised {error_text(error)}, for episode {episode.index}"
+            raise TraceError(f"{self.name}: {problem}") from error
         if self.path == _INFOS or isinstance(rows, np.ndarray):
             return rows
         try:
@@ -321,32 +321,35 @@ class _Computed:
             return rows
         return array if array.dtype.kind in "biufc" else rows
 
-    def _wrong(self, episode: Episode, problem: str, wanted: str) -> InvalidOption:
-        return InvalidOption(f"{self.name}: {self.by} {problem} for episode {episode.index}; return {wanted}")
+    def _error(self, episode: Episode, problem: str, wanted: str) -> InvalidOption:
+        return InvalidOption(
+            f"{self.name}: {self.function_name} {problem} for episode {episode.index}; return {wanted}"
+        )
 
 
 class _ComputedRows:
     """Adds the rows of computed columns to chunks, episode by episode."""
 
-    def __init__(self, columns: list[_Computed]):
+    def __init__(self, columns: list[_ComputedColumn]):
         self._columns = columns
-        self._rows: dict[tuple[int, int], tuple[int, dict[ColumnPath, ColumnRows]]] = {}  # by episode that continues
+        # by open episode, that is, reader and row: its first stored step, and its rows from that step on
+        self._open: dict[tuple[int, int], tuple[int, dict[ColumnPath, ColumnRows]]] = {}
 
     def __call__(self, source: Source, chunk: SourceChunk, owner: Array) -> SourceChunk:
         kept = np.ones(len(owner), np.bool_) if chunk.kept is None else chunk.kept
-        pieces: dict[ColumnPath, list[ColumnRows]] = {}
+        computed: dict[ColumnPath, list[ColumnRows]] = {}
         for i in np.flatnonzero(kept & (chunk.table["steps"] > 0)).tolist():
             row, first, steps = int(owner[i]), int(chunk.table["first_step"][i]), int(chunk.table["steps"][i])
             key = id(source.reader), row
-            if key not in self._rows:
-                self._rows[key] = self._computed(source, row)
-            start, columns = self._rows[key]
+            if key not in self._open:
+                self._open[key] = self._compute(source, row)
+            start, columns = self._open[key]
             begin, end = first - start, first - start + steps
             for path, rows in columns.items():
-                pieces.setdefault(path, []).append(rows[begin:end])
+                computed.setdefault(path, []).append(rows[begin:end])
             if all(end >= len(rows) for rows in columns.values()):
-                del self._rows[key]
-        changed = {path: _joined(rows) for path, rows in pieces.items()}
+                del self._open[key]
+        changed = {path: _joined(rows) for path, rows in computed.items()}
         table = chunk.table
         if _REWARDS in changed:
             sums = table[kept]
@@ -355,23 +358,22 @@ class _ComputedRows:
             table["reward_sum"][kept] = sums["reward_sum"]
         return chunk._replace(table=table, stored=None, changed=changed)
 
-    def _computed(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, ColumnRows]]:
+    def _compute(self, source: Source, row: int) -> tuple[int, dict[ColumnPath, ColumnRows]]:
         """Return the first stored step of an episode, and its rows from that step on."""
-        is_lost, index = bool(source.reader.parts.first_step_lost[row]), int(source.indices[row])
-        episode = source.trace[index]
-        rows = {
-            column.path: column.rows(source.trace[index]) for column in self._columns
-        }  # a function may change its own
-        if is_lost:  # its first step is stored, but readers skip it
-            rows = {path: _joined([_unknown_row(some), some]) for path, some in rows.items()}
-        return episode.first_step - is_lost, rows
+        first_step_lost, index = bool(source.reader.parts.first_step_lost[row]), int(source.indices[row])
+        first_step = source.trace[index].first_step
+        # Each function gets an Episode of its own, as it may change the arrays.
+        rows = {column.path: column.rows(source.trace[index]) for column in self._columns}
+        if first_step_lost:  # the step is stored, but readers skip it
+            rows = {path: _joined([_unknown_row(known), known]) for path, known in rows.items()}
+        return first_step - first_step_lost, rows
 
 
-def _joined(pieces: list[ColumnRows]) -> ColumnRows:
-    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
-    if len(arrays) == len(pieces):
+def _joined(runs: list[ColumnRows]) -> ColumnRows:
+    arrays = [rows for rows in runs if isinstance(rows, np.ndarray)]
+    if len(arrays) == len(runs):
         return np.concatenate(arrays)
-    return [value for piece in pieces if isinstance(piece, list) for value in piece]
+    return [value for rows in runs if isinstance(rows, list) for value in rows]
 
 
 def _unknown_row(rows: ColumnRows) -> ColumnRows:
@@ -384,31 +386,32 @@ def _unknown_row(rows: ColumnRows) -> ColumnRows:
 # -- names of columns --------------------------------------------------------------------------------------------------
 
 
-def _dropped(trace: Trace, names: list[str]) -> set[ColumnPath]:
+def _paths_to_drop(trace: Trace, names: list[str]) -> set[ColumnPath]:
     """Return the paths, or beginnings of paths, to drop. Raises InvalidOption."""
     if not names:
-        raise InvalidOption(f"columns: name those to drop: {_choices(trace)}")
-    existing = _paths(trace)
+        raise InvalidOption(f"columns: name those to drop: {_droppable_columns(trace)}")
+    existing = _editable_paths(trace)
     dropped: set[ColumnPath] = set()
     for name in names:
         root, dot, rest = str(name).partition(".")
         path: ColumnPath = (root, rest) if dot else (root,)
         if root in COLUMNS and root not in DROPPABLE:
-            raise InvalidOption(f"columns: {root} cannot be dropped, a trace is made of them; {_choices(trace)}")
-        if root not in DROPPABLE or (dot and root == "infos") or not any(one[: len(path)] == path for one in existing):
-            raise InvalidOption(f"columns: this trace has no {shown(name)}; {_choices(trace)}")
+            raise InvalidOption(f"columns: {root} cannot be dropped: every trace has them; {_droppable_columns(trace)}")
+        exists = any(other[: len(path)] == path for other in existing)
+        if root not in DROPPABLE or (dot and root == "infos") or not exists:
+            raise InvalidOption(f"columns: this trace has no {shown(name)}; {_droppable_columns(trace)}")
         dropped.add(path)
     return dropped
 
 
-def _choices(trace: Trace) -> str:
-    existing = _paths(trace)
+def _droppable_columns(trace: Trace) -> str:
+    existing = _editable_paths(trace)
     names = [root for root in DROPPABLE if any(path[0] == root for path in existing)] + _annotations(trace)
     return f"columns that can be dropped: {', '.join(names) or 'none'}"
 
 
 def _mappable_columns(trace: Trace) -> str:
-    infos = ["infos"] if _INFOS in _paths(trace) else []
+    infos = ["infos"] if _INFOS in _editable_paths(trace) else []
     return f"columns that can be mapped: {', '.join(['rewards', *infos, *_annotations(trace)])}"
 
 
@@ -417,10 +420,10 @@ def _renamable_columns(trace: Trace) -> str:
 
 
 def _annotations(trace: Trace) -> list[str]:
-    return sorted(f"annotations.{path[1]}" for path in _paths(trace) if path[0] == "annotations")
+    return sorted(f"annotations.{path[1]}" for path in _editable_paths(trace) if path[0] == "annotations")
 
 
-def _paths(trace: Trace) -> set[ColumnPath]:
+def _editable_paths(trace: Trace) -> set[ColumnPath]:
     """Return the paths of info and annotation columns."""
     paths = {path for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
     if any(reader.layouts.infos for reader in trace.readers if reader.chunk_count):
@@ -428,15 +431,15 @@ def _paths(trace: Trace) -> set[ColumnPath]:
     return {path for path in paths if path == ("infos",) or (path[0] == "annotations" and len(path) == 2)}
 
 
-def _without_info(start: bytes) -> bytes:
-    """Return a row of starts without the info of the reset, if it has one."""
+def _start_without_info(start: bytes) -> bytes:
+    """Return a reset record without the info of the reset, if it has one."""
     record = unpack(start)
     if not isinstance(record, dict) or "reset_info" not in record:
         return start
     return pack_lenient({key: value for key, value in record.items() if key != "reset_info"})[0]
 
 
-def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a writer's metadata as if it had not recorded infos."""
+def _schema_without_infos(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata that the writer would have without infos."""
     recorder = as_map(schema.get("recorder"))
     return {**schema, "recorder": {**recorder, "record_infos": False}} if recorder.get("record_infos") else schema

@@ -29,7 +29,7 @@ from gym_trace.tools.editing.rewrite import (
 )
 from gym_trace.tools.editing.sources import TraceOrPath, opened
 
-_MOST_SCHEMA = 4 << 20  # bytes of the schemas of all origins of a file; each of its batches repeats them
+_MOST_SCHEMA_BYTES = 4 << 20  # schemas of all origins of a file; each of its batches repeats them
 
 
 def compact_trace(
@@ -45,13 +45,13 @@ def compact_trace(
     spaces share files; well filled chunks are copied without being decoded.
 
     Args:
-        trace: a trace, or a directory; not a view. No writer is recording it.
+        trace: a trace, or a directory; not a view. No writer may be recording it.
         destination: a new or empty directory. It appears when it is complete.
         in_place: replace the trace instead, atomically, and keep all other files in its directory.
         on_progress: called periodically with the steps done and the total.
 
     Raises:
-        InvalidOption: the trace is a view, or no destination, or it cannot be edited in place here.
+        InvalidOption: the trace is a view or cannot be edited in place here, or there is no destination.
         TraceError: a writer is still recording, or another process edits the trace.
         CorruptTrace: the trace is damaged; repair it first.
         TraceNotFound, TraceExists, UnsupportedTrace
@@ -100,17 +100,17 @@ def _groups(selections: Iterable[Selection]) -> Iterator[list[Selection]]:
     """Group writers with the same columns, in their order; each group becomes one file."""
     groups: dict[Any, list[Selection]] = {}
     sizes: dict[Any, int] = {}
-    for number, one in enumerate(selections):
-        reader = one.reader
-        key: Any = number  # this writer is not grouped
-        if not len(reader.fragments) or int(reader.fragments["episode"].max()) >> ID_BITS == 0:
+    for number, selection in enumerate(selections):
+        reader = selection.reader
+        key: Any = number  # unless it can be grouped
+        if not len(reader.fragments) or int(reader.fragments["episode"].max()) >> ID_BITS == 0:  # has no origins
             spaces = [reader.about_or_empty.raw.get(name) for name in ("observation_space", "action_space")]
             key = pack_lenient(spaces)[0], _columns_of(reader)
             size = len(pack_lenient([reader.about_or_empty.raw, list(reader.files.entries())])[0])
-            if key in groups and (sizes[key] + size > _MOST_SCHEMA or len(groups[key]) == MOST_ORIGINS):
+            if key in groups and (sizes[key] + size > _MOST_SCHEMA_BYTES or len(groups[key]) == MOST_ORIGINS):
                 yield groups.pop(key)
             sizes[key] = size + (sizes[key] if key in groups else 0)
-        groups.setdefault(key, []).append(one)
+        groups.setdefault(key, []).append(selection)
     yield from groups.values()
 
 
@@ -128,6 +128,7 @@ def _output_of(group: list[Selection], existing: set[str]) -> Output:
         schema = {key: value for key, value in first.about_or_empty.raw.items() if key not in ("batch", "type")}
         schema["writer"] = first.writer  # file names decide about the id
         return Output(schema, [source_of(group[0])], entries_of(first), group)
-    origins = [Origin(one.reader.writer, one.reader.about_or_empty.raw, entries_of(one.reader)) for one in group]
-    sources = joined_sources(source_of(one, number) for number, one in enumerate(group))
+    readers = [selection.reader for selection in group]
+    origins = [Origin(reader.writer, reader.about_or_empty.raw, entries_of(reader)) for reader in readers]
+    sources = joined_sources(source_of(selection, number) for number, selection in enumerate(group))
     return Output(with_origins(origins, new_writer_id()), sources, [{"type": "closed"}], group)

@@ -1,4 +1,4 @@
-"""New traces of some episodes of others: filter, merge and split. Every episode keeps its writer and its id."""
+"""Filter, merge and split traces. Every episode keeps its writer and its id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gym_trace.tools.editing.sources import TraceOrPath, opened, outputs_of, sel
 
 BY = ("split", "writer", "outcome", "seed-hash")
 _MOST_PARTS = 1000
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}")
+_DIRECTORY_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}")
 
 
 def filter_trace(
@@ -39,8 +39,8 @@ def filter_trace(
 ) -> EditReport:
     """Write a new trace with some episodes of a trace, or with the episodes of a view.
 
-    Episodes keep their writer, id and order; writers without episodes are skipped. Batches and chunks that are kept
-    whole are copied as stored, without being decoded.
+    Episodes keep their writer, id and order; writers without episodes are skipped. Batches and chunks whose episodes
+    are all selected are copied as stored, without being decoded.
 
     Args:
         trace: a trace, a view (``trace[mask]``), or a directory. Running episodes are skipped.
@@ -50,9 +50,9 @@ def filter_trace(
         on_progress: called periodically with the bytes done and the total.
 
     Raises:
-        InvalidOption: no such episode, no destination or one in the trace, or the trace cannot be edited in place here;
-            nothing was written.
-        TraceError: in place, and a writer is still recording, or another process edits the trace.
+        InvalidOption: an unknown episode, no destination, one inside the trace, or the trace cannot be edited in place
+            here; nothing was written.
+        TraceError: in place: a writer is still recording, or another process edits the trace.
         TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
         RecordingError: the new trace could not be written.
     """
@@ -71,8 +71,8 @@ def merge_traces(
 ) -> EditReport:
     """Write a new trace with the episodes of several.
 
-    Episodes keep their writer and id. A writer that several of the traces have, such as parts of a split trace, becomes
-    one writer again; an episode that several of them have is kept once. Facts on which all agree are kept. Batches that
+    Episodes keep their writer and id. If several traces have parts of a writer, as after split_trace(), it becomes one
+    writer again. An episode of several traces is written once. Facts are kept where all traces agree. Batches that
     need no change are copied as files, without being read.
 
     Args:
@@ -81,7 +81,7 @@ def merge_traces(
         on_progress: called periodically with the bytes done and the total.
 
     Raises:
-        TraceError: an episode, or the metadata of a writer, differs between two of them; nothing was written.
+        TraceError: an episode, or the metadata of a writer, differs between two traces; nothing was written.
         TraceNotFound, TraceExists, InvalidOption, CorruptTrace, UnsupportedTrace
         RecordingError: the new trace could not be written.
     """
@@ -90,8 +90,8 @@ def merge_traces(
     sources = list(map(opened, traces))
     report, selections = EditReport(Path(destination)), []
     for trace in sources:
-        more, running = selections_of(trace)
-        selections += more
+        of_trace, running = selections_of(trace)
+        selections += of_trace
         report.running += running
     outputs = outputs_of(selections, report)
     with edited(report, sources) as storage:
@@ -115,19 +115,19 @@ def split_trace(
     Args:
         trace: a trace, a view, or a directory. Running episodes are skipped.
         destination: a new or empty directory. It appears when all parts are complete.
-        by: "split", "writer" or "outcome": a part per value, with its name. "seed-hash": parts of about the sizes in
-            fractions. A hash of `seed` and of the seed of its reset chooses the part of an episode: the same one for
-            the same seed, also when more was recorded. Without a reset seed, its writer and id are hashed. None:
+        by: "split", "writer" or "outcome": one part per value, named after it. "seed-hash": parts of about the sizes in
+            fractions. A hash of `seed` and of its reset seed chooses the part of an episode, so equal reset seeds get
+            the same part, also after more was recorded. Without a reset seed, its writer and id are hashed. None:
             "seed-hash" with fractions, "split" without.
-        fractions: for "seed-hash": name of each part to its share; they add up to 1: {"train": 0.8, "test": 0.2}.
-        seed: for "seed-hash": another one gives other parts.
+        fractions: for "seed-hash": shares of the parts by name; they must sum to 1: {"train": 0.8, "test": 0.2}.
+        seed: for "seed-hash": other seeds give other parts.
         on_progress: called periodically with the bytes done and the total.
 
     Returns:
         The reports, by the names of the parts.
 
     Raises:
-        InvalidOption: invalid arguments, or a part without an episode; nothing was written.
+        InvalidOption: invalid arguments, or a part would be empty; nothing was written.
         TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
         RecordingError: the new traces could not be written.
     """
@@ -137,7 +137,9 @@ def split_trace(
     if (by == "seed-hash") != bool(fractions):
         raise InvalidOption('fractions: pass them with by="seed-hash", such as {"train": 0.8, "test": 0.2}')
     source = opened(trace)
-    names, part = _by_hash(source, _checked(fractions), seed) if fractions else _by_value(source, by)
+    names, part = (
+        _parts_by_hash(source, _checked_fractions(fractions), seed) if fractions else _parts_by_value(source, by)
+    )
     ended = source.episodes["outcome"] != "running"
     for number, name in enumerate(names):
         if not (ended & (part == number)).any():
@@ -158,8 +160,8 @@ def split_trace(
     return reports
 
 
-def _checked(fractions: Mapping[str, float]) -> Mapping[str, float]:
-    if names := [name for name in fractions if not _PLAIN.fullmatch(name)]:
+def _checked_fractions(fractions: Mapping[str, float]) -> Mapping[str, float]:
+    if names := [name for name in fractions if not _DIRECTORY_NAME.fullmatch(name)]:
         raise InvalidOption(f"fractions: {names[0]!r} will be a directory; name it with letters, digits, - and _")
     if len({name.lower() for name in fractions}) < len(fractions):
         raise InvalidOption("fractions: names differ only in case; rename one")
@@ -170,7 +172,7 @@ def _checked(fractions: Mapping[str, float]) -> Mapping[str, float]:
     return fractions
 
 
-def _by_value(trace: Trace, by: str) -> tuple[list[str], Array]:
+def _parts_by_value(trace: Trace, by: str) -> tuple[list[str], Array]:
     """Return the names of the parts, and the part of each episode."""
     table = trace.episodes
     if by == "outcome":
@@ -184,10 +186,10 @@ def _by_value(trace: Trace, by: str) -> tuple[list[str], Array]:
     if len(values) > _MOST_PARTS:
         raise InvalidOption(f"by={by!r}: there would be {len(values):,} parts; at most {_MOST_PARTS}")
     part_of_writer = np.array([values.index(value) if value in values else -1 for value in of_writer])
-    return _named(values), part_of_writer[table["writer"]]
+    return _directory_names(values), part_of_writer[table["writer"]]
 
 
-def _named(values: list[str]) -> list[str]:
+def _directory_names(values: list[str]) -> list[str]:
     """Return unique directory names for untrusted texts."""
     names: list[str] = []
     for value in values:
@@ -199,7 +201,7 @@ def _named(values: list[str]) -> list[str]:
     return names
 
 
-def _by_hash(trace: Trace, fractions: Mapping[str, float], seed: int) -> tuple[list[str], Array]:
+def _parts_by_hash(trace: Trace, fractions: Mapping[str, float], seed: int) -> tuple[list[str], Array]:
     table = trace.episodes
     keys = table["seed"].astype(np.uint64)
     for index in np.flatnonzero(table["seed"] == wire.SEED_ELSEWHERE).tolist():  # too large for the table

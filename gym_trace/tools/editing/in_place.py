@@ -23,10 +23,10 @@ from gym_trace.tools.editing.rewrite import EditReport
 
 # During an edit, the work directory .NAME.gym-trace-edit/ is next to the trace called NAME, with
 #   trace     the new trace; after the exchange, the old one
-#   journal   inode and files of the old one: files that were added to it later are kept
+#   journal   inode and files of the old trace: files that are added to it later are moved to the new one
 _WORK, _TRACE, _JOURNAL = ".{}.gym-trace-edit", "trace", "journal"
-_ELSEWHERE = "write to a new directory instead"
-_Seen = dict[str, list[int]]
+_INSTEAD = "write to a new directory instead"
+_Files = dict[str, list[int]]  # by path in the trace: inode, time of change, size
 
 
 def report_for(source: Trace, destination: str | os.PathLike[str] | None, in_place: bool) -> EditReport:
@@ -43,8 +43,9 @@ def edited(report: EditReport, sources: Sequence[Trace], in_place: bool = False)
     in_place: replace the only source.
 
     Raises:
-        TraceError: in place, and more was recorded since the trace was opened.
-        RecordingError: the block raised an OSError. And the errors of replaced() and new_directory().
+        TraceError: in place: the trace has changed since it was opened.
+        RecordingError: the block raised an OSError.
+        All errors of replaced() and new_directory().
     """
     if in_place:
         (source,) = sources
@@ -82,94 +83,92 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         TraceNotFound: no trace in directory.
-        InvalidOption: the two cannot be exchanged: another system, a mount point, the current directory, or
-            directories that other users may write to.
-        TraceError: a writer records into it, or began to, or another process edits it.
+        InvalidOption: the directories cannot be exchanged: this system cannot, the trace is a mount point or the
+            current directory, or other users may write to its directories.
+        TraceError: a writer records into the trace or began to do so, or another process edits it.
         OSError
     """
     real = Path(os.path.realpath(writable_storage_of(directory).root))
     if not find_writers(LocalStorage(real)):
         raise TraceNotFound(f"{directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
-    _check_place(real)
+    _check_replaceable(real)
     try:
-        with _steady(real) as place, _work_directory(place, real) as work:
+        with _stable_path(real) as stable, _work_directory(stable, real) as work:
             _try_exchange(work)
             before = _files_of_writers(LocalStorage(real))
             fresh = work / _TRACE
             fresh.mkdir()
             yield fresh
             sync_files(fresh)
-            with alone(place, is_needed=True):  # facts that are added later go into the new trace
-                seen = _tree(place)
+            with alone(stable, is_needed=True):  # facts that are added later go into the new trace
+                all_files = _files_in(stable)
                 now = _files_of_writers(LocalStorage(real))
-                if now != before or any(seen.get(name) != _status(place / name) for name in now):
+                if now != before or any(all_files.get(name) != _status(stable / name) for name in now):
                     raise TraceError(f"{real}: a recording was added during the edit; nothing was changed, try again")
-                _carry(place, fresh, now)
+                _copy_other_files(stable, fresh, now)
                 LocalStorage(fresh).sync()
                 with replaced_file(work / _JOURNAL) as journal:
-                    journal.write_text(json.dumps({"inode": place.stat().st_ino, "seen": seen}), encoding="utf-8")
+                    journal.write_text(json.dumps({"inode": stable.stat().st_ino, "seen": all_files}), encoding="utf-8")
                 LocalStorage(work).sync()
-                exchange(fresh, place)
-            LocalStorage(place.parent).sync()
-            _tidy(work, place)
+                exchange(fresh, stable)
+            LocalStorage(stable.parent).sync()
+            _tidy(work, stable)
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        raise InvalidOption(f"{real}: cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
+        raise InvalidOption(f"{real}: cannot be edited in place: {error.strerror}; {_INSTEAD}") from error
 
 
-def _check_place(place: Path) -> None:
-    if os.path.ismount(place):
-        raise InvalidOption(f"{place}: is a mount point, which cannot be edited in place; {_ELSEWHERE}")
+def _check_replaceable(directory: Path) -> None:
+    if os.path.ismount(directory):
+        raise InvalidOption(f"{directory}: is a mount point, which cannot be edited in place; {_INSTEAD}")
     with contextlib.suppress(FileNotFoundError):
-        if Path.cwd().is_relative_to(place):
-            raise InvalidOption(f"{place}: is the current directory, which the edit replaces; leave it first")
+        if Path.cwd().is_relative_to(directory):
+            raise InvalidOption(f"{directory}: is the current directory, which the edit replaces; leave it first")
 
 
 @contextmanager
-def _steady(place: Path) -> Iterator[Path]:
-    """Yield a path of the trace that stays valid when others rename directories above it.
-
-    Raises InvalidOption, OSError.
+def _stable_path(directory: Path) -> Iterator[Path]:
+    """Yield a path of the trace that stays valid when another process renames directories above it.
 
     Only this user may write to the directories of the trace and to the one above: other users could create links there
-    that lead out of the trace.
+    that lead out of the trace. Raises InvalidOption, OSError.
     """
     if not os.path.isdir(DESCRIPTORS):
-        raise OSError(errno.ENOTSUP, f"this system has no {DESCRIPTORS}", os.fspath(place))
-    parent = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        raise OSError(errno.ENOTSUP, f"this system has no {DESCRIPTORS}", os.fspath(directory))
+    parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        steady = Path(f"{DESCRIPTORS}/{parent}/{place.name}")
-        _refuse_others(place.parent, open_to_others(os.fstat(parent), is_sticky_fine=True))
-        _refuse_others(place, open_to_others(steady.lstat()))
-        for folder, *_ in os.walk(steady):
-            _refuse_others(place / os.path.relpath(folder, steady), open_to_others(os.lstat(folder)))
-        yield steady
+        stable = Path(f"{DESCRIPTORS}/{parent}/{directory.name}")
+        _raise_if_unsafe(directory.parent, open_to_others(os.fstat(parent), is_sticky_fine=True))
+        _raise_if_unsafe(directory, open_to_others(stable.lstat()))
+        for folder, *_ in os.walk(stable):
+            _raise_if_unsafe(directory / os.path.relpath(folder, stable), open_to_others(os.lstat(folder)))
+        yield stable
     finally:
         os.close(parent)
 
 
-def _refuse_others(directory: Path, problem: str) -> None:
+def _raise_if_unsafe(directory: Path, problem: str) -> None:
     if problem:
-        raise InvalidOption(f"{directory}: {problem}, so what is in it cannot be edited in place; {_ELSEWHERE}")
+        raise InvalidOption(f"{directory}: {problem}, so this trace cannot be edited in place; {_INSTEAD}")
 
 
 @contextmanager
-def _work_directory(place: Path, real: Path) -> Iterator[Path]:
-    """Yield the work directory of a trace, tidied. Raises TraceError if another process holds it, or it is not ours."""
-    path = place.parent / _WORK.format(place.name)
+def _work_directory(stable: Path, real: Path) -> Iterator[Path]:
+    """Yield the work directory of a trace, cleaned up. Raises TraceError if another process or user has it."""
+    path = stable.parent / _WORK.format(stable.name)
     work = take(path)
     if work is None:
         shown = real.parent / path.name
         if problem := open_to_others(path.lstat()):
-            raise TraceError(f"{shown}: {problem}; remove it, it is in the way of editing {real}")
+            raise TraceError(f"{shown}: {problem}; remove it before editing {real} in place")
         raise TraceError(f"{real}: another process edits it in place; wait for it, or, if none does, remove {shown}")
     try:
-        _tidy(path, place)
+        _tidy(path, stable)
         yield path
     finally:
         with contextlib.suppress(OSError):  # the next edit removes the rest
-            _tidy(path, place)
+            _tidy(path, stable)
             work.remove()
         work.release()
 
@@ -184,8 +183,8 @@ def _try_exchange(work: Path) -> None:
         path.rmdir()
 
 
-def _files_of_writers(storage: LocalStorage) -> dict[str, list[int]]:
-    """Return the files of the writers, which the new trace replaces. Raises TraceError if a writer is alive."""
+def _files_of_writers(storage: LocalStorage) -> _Files:
+    """Return the files of the writers, which the new trace replaces. Raises TraceError if a writer is recording."""
     writers = find_writers(storage)
     for files in writers:
         if files.is_alive():
@@ -202,37 +201,37 @@ def _status(path: Path) -> list[int]:
     return [status.st_ino, status.st_mtime_ns, status.st_size]
 
 
-def _tree(place: Path) -> _Seen:
-    """Return the files of a directory by relative path, without directories."""
-    seen: _Seen = {}
-    for folder, _, _ in os.walk(place):
+def _files_in(directory: Path) -> _Files:
+    """Return all files below a directory."""
+    files: _Files = {}
+    for folder, _, _ in os.walk(directory):
         for entry in os.scandir(folder):
             if not entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
-                    seen[os.path.relpath(entry.path, place)] = _status(Path(entry.path))
-    return seen
+                    files[os.path.relpath(entry.path, directory)] = _status(Path(entry.path))
+    return files
 
 
-def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
-    """Copy all files except those of writers from place to fresh: as hard links where possible."""
-    for folder, _, _ in os.walk(place):
-        to = fresh / os.path.relpath(folder, place)
-        to.mkdir(exist_ok=True)
+def _copy_other_files(old: Path, new: Path, skipped: Collection[str]) -> None:
+    """Copy all files from one trace to another, except skipped and existing ones; as hard links where possible."""
+    for folder, _, _ in os.walk(old):
+        copy = new / os.path.relpath(folder, old)
+        copy.mkdir(exist_ok=True)
         for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False) or (Path(folder) == place and entry.name in left):
+            if entry.is_dir(follow_symlinks=False) or (Path(folder) == old and entry.name in skipped):
                 continue
-            if not os.path.lexists(to / entry.name):
+            if not os.path.lexists(copy / entry.name):
                 try:
-                    os.link(entry.path, to / entry.name, follow_symlinks=False)
+                    os.link(entry.path, copy / entry.name, follow_symlinks=False)
                 except OSError:
-                    shutil.copy2(entry.path, to / entry.name, follow_symlinks=False)
+                    shutil.copy2(entry.path, copy / entry.name, follow_symlinks=False)
         status = os.stat(folder)
         with contextlib.suppress(OSError):
-            os.chown(to, status.st_uid, status.st_gid)
-        shutil.copystat(folder, to)
+            os.chown(copy, status.st_uid, status.st_gid)
+        shutil.copystat(folder, copy)
 
 
-def _tidy(work: Path, place: Path) -> None:
+def _tidy(work: Path, stable: Path) -> None:
     """Remove an unfinished trace or, after the exchange, the old one; keep files that were added to the old one."""
     old, journal = work / _TRACE, work / _JOURNAL
     if old.is_symlink():  # not ours: its target is left alone
@@ -240,20 +239,21 @@ def _tidy(work: Path, place: Path) -> None:
     if old.is_dir():
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             with open(open_regular(journal, os.O_RDONLY), encoding="utf-8") as file:
-                known = json.load(file)
-            inode, seen = known["inode"], dict(known["seen"])
+                entries = json.load(file)
+            inode, copied = entries["inode"], dict(entries["seen"])
             if old.stat().st_ino == inode:
-                _keep_later_files(old, place, seen)
+                _move_later_files(old, stable, copied)
         shutil.rmtree(old)
     journal.unlink(missing_ok=True)
 
 
-def _keep_later_files(old: Path, place: Path, seen: _Seen) -> None:
-    for name, status in _tree(old).items():
-        new = place / name
+def _move_later_files(old: Path, new: Path, copied: _Files) -> None:
+    """Move files that were added to the old trace after the others were copied."""
+    for name, status in _files_in(old).items():
+        path = new / name
         with contextlib.suppress(FileNotFoundError):
-            if status[0] == new.lstat().st_ino:  # the same file under both names
+            if status[0] == path.lstat().st_ino:  # the same file under both names
                 continue
-        if status != seen.get(name):
-            new.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(old / name, new)
+        if status != copied.get(name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(old / name, path)

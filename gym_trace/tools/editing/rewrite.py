@@ -1,4 +1,4 @@
-"""Make a trace of recorded ones. All edits use this: they choose episodes and change columns."""
+"""Write the files of an edited trace. Edits pass the selected episodes and their changes of columns to rewrite()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
 Progress = Callable[[int, int], None]  # done, total
-Entries = list[dict[str, Any]]
+Entries = list[dict[str, Any]]  # lines of a manifest
 
 
 @dataclass
@@ -37,12 +37,12 @@ class EditReport:
         destination: the new trace.
         episodes, steps: numbers in the new trace, counted as Trace does.
         bytes: size of its directory, like du.
-        writers: their ids.
+        writers: ids of its writers.
         files: batches that were copied whole.
         chunks: further chunks whose unchanged columns were copied as stored.
         encoded: chunks that were decoded, because they were kept in part or were small.
         running: episodes that were skipped, because they are still being recorded.
-        duplicates: episodes that several of the traces had, and that were kept once.
+        duplicates: repeated episodes of several traces; each episode was written once.
     """
 
     destination: Path
@@ -76,8 +76,8 @@ class Source(NamedTuple):
     """Episodes to read from the files of a writer, which may hold several origins.
 
     Attributes:
-        trace, reader, rows, indices: see Selection; the reader is the one of the files.
-        numbers: the number that each selected origin gets; 0 for the only writer. None: ids stay as they are.
+        trace, reader, rows, indices: see Selection; the reader reads the files, with all their origins.
+        numbers: new number of each selected origin; 0 for the only writer. None: ids stay as they are.
     """
 
     trace: Trace
@@ -93,7 +93,7 @@ class Output(NamedTuple):
     Attributes:
         schema: its metadata, without the fields of a single batch.
         sources: episodes that its files will hold, in order.
-        entries: lines of its manifest; without a "closed" one, the writer stays known to have died.
+        entries: lines of its manifest; without a "closed" line, the writer counts as dead.
         selections: writers that its files will hold.
     """
 
@@ -103,11 +103,12 @@ class Output(NamedTuple):
     selections: list[Selection]
 
 
-Change = Callable[[Source, SourceChunk, Array], SourceChunk]  # the array: row of each fragment's episode, or -1
+# A change of a chunk. The array has the row of each fragment's episode, or -1.
+Change = Callable[[Source, SourceChunk, Array], SourceChunk]
 
 
 def source_of(selection: Selection, number: int | None = None) -> Source:
-    """Return the source of a selection. number: its new number among several origins."""
+    """Return the source of a selection. number: new number of its writer among several origins."""
     trace, reader, rows, indices = selection
     share = reader.share
     if share is None:
@@ -165,8 +166,8 @@ def rewrite(
     """Write the files of these writers, and update a report.
 
     Args:
-        columns: changes of columns that need no rows.
-        change: changes a chunk; called with each chunk that has kept fragments.
+        columns: changes of columns that do not depend on rows.
+        change: changes a chunk; called with each chunk that has selected episodes.
         fills_chunks: join small chunks.
         counts_steps: report progress in steps, not in bytes.
         copies_videos: also copy the videos of the selected episodes.
@@ -176,7 +177,7 @@ def rewrite(
     if not outputs:
         raise InvalidOption(f"{report.destination}: no episodes selected; nothing written")
     sources = [source for output in outputs for source in output.sources]
-    done, total = 0, sum(_steps_of(one) if counts_steps else one.reader.size for one in sources)
+    done, total = 0, sum(_steps_of(source) if counts_steps else source.reader.size for source in sources)
 
     def advance(size: int, steps: int) -> None:
         nonlocal done
@@ -198,9 +199,9 @@ def rewrite(
             files.detach()
         report.files, report.chunks = report.files + rewriter.batches, report.chunks + rewriter.copied
         report.encoded += rewriter.encoded
-        report.writers += dict.fromkeys(one.reader.writer for one in output.selections)
-        for one in output.selections if copies_videos else ():
-            _copy_videos(one, into)
+        report.writers += dict.fromkeys(selection.reader.writer for selection in output.selections)
+        for selection in output.selections if copies_videos else ():
+            _copy_videos(selection, into)
 
 
 def _steps_of(source: Source) -> int:
@@ -217,10 +218,10 @@ def _add(
     """Add the episodes of a source. Raises TraceError, OSError."""
     reader, first = source.reader, 0
     listed, _ = reader.files.listed()
-    kept, bare, whole = _kept_of(source)
+    kept, bare, whole = _masks_of(source)
     is_as_stored = source.numbers is None and change is None
     for batch, count in _batches(reader):
-        numbers = range(first, first + count)
+        numbers = range(first, first + count)  # of its chunks
         first += count
         if is_as_stored and count == len(batch.chunks) and whole[numbers.start : numbers.stop].all():
             entry = listed.get(batch.name, {})
@@ -232,31 +233,29 @@ def _add(
         with batch.open() if is_sealed(batch) else contextlib.nullcontext() as file:
             for number in numbers:
                 begin, end = reader.chunk_bounds[number : number + 2].tolist()
-                place = reader.chunk_positions[number][1]
+                index = reader.chunk_positions[number][1]
                 if (kept | bare)[begin:end].any():
                     chunk = SourceChunk(
                         _renumbered(reader.fragments[begin:end], source.numbers),
-                        partial(batch.read_chunk, place),
+                        partial(batch.read_chunk, index),
                         None if whole[number] else kept[begin:end],
                         None if whole[number] else bare[begin:end],
                     )
                     if file is not None and is_as_stored:
-                        chunk = chunk._replace(stored=partial(batch.stored_chunk, file, place))
+                        chunk = chunk._replace(stored=partial(batch.stored_chunk, file, index))
                     if change is not None:
                         chunk = change(source, chunk, reader.parts.of_fragment[begin:end])
                     rewriter.add(chunk)
-                size = int(batch.chunks["length"][place])
                 steps = int(reader.fragments["steps"][begin:end][kept[begin:end]].sum())
-                advance(size, steps)
+                advance(int(batch.chunks["length"][index]), steps)
 
 
 def _renumbered(table: Array, numbers: Mapping[int, int] | None) -> Array:
-    """Return fragments with their new ids. Fragments of origins that are dropped get invalid ids."""
+    """Return fragments with new ids. numbers: new numbers of origins; fragments of other origins get invalid ids."""
     if numbers is None:
         return table
     new = np.zeros(max(numbers, default=0) + 2, np.uint64)  # the last element is for all larger numbers
-    for number, becomes in numbers.items():
-        new[number] = becomes
+    new[list(numbers)] = list(numbers.values())
     table = table.copy()
     old = np.minimum(table["episode"] >> np.uint64(ID_BITS), np.uint64(len(new) - 1)).astype(np.int64)
     table["episode"] &= np.uint64((1 << ID_BITS) - 1)
@@ -264,10 +263,10 @@ def _renumbered(table: Array, numbers: Mapping[int, int] | None) -> Array:
     return table
 
 
-def _kept_of(source: Source) -> tuple[Array, Array, Array]:
-    """Return masks of the fragments kept with rows, of those kept without rows, and of the chunks that stay whole.
+def _masks_of(source: Source) -> tuple[Array, Array, Array]:
+    """Return masks: fragments to keep with their rows, fragments to keep without rows, and chunks that stay whole.
 
-    A fragment is kept without rows if it has the start or end of an episode with other parts that are kept.
+    A fragment is kept without rows if other fragments of its episode are kept, and it has the start or end.
     """
     reader, rows = source.reader, source.rows
     fragments, owner = reader.fragments, reader.parts.of_fragment
@@ -280,12 +279,12 @@ def _kept_of(source: Source) -> tuple[Array, Array, Array]:
     kept |= (owner < 0) & of_kept
     bare = dropped & of_kept & (fragments["flags"] & (wire.STARTS | wire.ENDS) > 0)
     left_out = dropped if source.numbers is None else ~kept
-    kept_in, left_out_of = (np.diff(np.append(0, np.cumsum(some))[reader.chunk_bounds]) for some in (kept, left_out))
-    return kept, bare, (kept_in > 0) & (left_out_of == 0)
+    counts, counts_left_out = (np.diff(np.append(0, np.cumsum(mask))[reader.chunk_bounds]) for mask in (kept, left_out))
+    return kept, bare, (counts > 0) & (counts_left_out == 0)
 
 
 def _batches(reader: WriterReader) -> Iterator[tuple[BatchReader, int]]:
-    """Yield the batches of a writer with the number of its chunks in each; the batch of its ring is the last."""
+    """Yield the batches of a writer, each with its number of chunks; the batch of the ring is the last."""
     counts: dict[int, list[Any]] = {}
     for batch, _ in reader.chunk_positions:
         counts.setdefault(id(batch), [batch, 0])[1] += 1
@@ -294,27 +293,27 @@ def _batches(reader: WriterReader) -> Iterator[tuple[BatchReader, int]]:
 
 
 def _pending_of(sources: list[Source]) -> dict[bytes, Any]:
-    """Return the selected actions without a result, by their packed form."""
+    """Return the selected actions without a result, each once, by their packed form."""
     found: dict[bytes, Any] = {}
     for source in sources:
         parts, rows = source.reader.parts, source.rows
         ids = set(parts.column("episode_id", rows).tolist()) if source.reader.pending else set()
-        for one in source.reader.pending:
-            row = parts.row_of_pending(one)
-            if not (rows.all() or (one.episode in ids if row < 0 else rows[row])):
+        for action in source.reader.pending:
+            row = parts.row_of_pending(action)
+            if not (rows.all() or (action.episode in ids if row < 0 else rows[row])):
                 continue
             if source.numbers is not None:
-                number, own = split_id(one.episode)
+                number, own = split_id(action.episode)
                 if number not in source.numbers:
                     continue
-                one = one._replace(episode=own | source.numbers[number] << ID_BITS)
-            described = one.described()
+                action = action._replace(episode=own | source.numbers[number] << ID_BITS)
+            described = action.described()
             found[pack_lenient(described)[0]] = described
     return found
 
 
 def _close(files: BatchFiles, storage: Storage, entries: Entries) -> None:
-    """Seal, and write the entries to the manifest; without a "closed" entry, the writer counts as dead."""
+    """Seal the files, and write the entries to the manifest; without a "closed" entry, the writer counts as dead."""
     closed = next((entry for entry in entries if entry.get("type") == "closed"), None)
     if closed is None:
         files.seal()

@@ -15,15 +15,15 @@ __all__ = ["HealReport", "heal_trace"]
 def heal_trace(directory: TraceLike, on_progress: Progress | None = None) -> HealReport:
     """Restore damaged bytes of sealed batches in place, from their parity.
 
-    A file is replaced atomically, and only by the very bytes that were recorded: the checksums of all blocks are
-    compared, and that of the file, if the manifest has it. Unsealed batches, rings and manifests are left alone.
+    A file is replaced atomically, and only by the bytes that were recorded: the checksums of all blocks must match, and
+    the checksum of the file, if the manifest has it. Unsealed batches, rings and manifests are never changed.
 
     Args:
-        directory: of the trace, its storage, or the trace. It may still be written to.
-        on_progress: called now and then with the bytes done and the bytes there are.
+        directory: a trace, its directory, or its storage. Writers may still be recording.
+        on_progress: called periodically with the bytes done and the total.
 
     Raises:
-        TraceNotFound: there is no trace in directory.
+        TraceNotFound: no trace in directory.
         RecordingError: a file cannot be written.
     """
     storage, report = writable_storage_of(directory), HealReport()

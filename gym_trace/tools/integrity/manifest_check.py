@@ -12,26 +12,26 @@ from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
 
 
-class Seen(NamedTuple):
-    """A sealed batch that was read: True if it is undamaged, and the episodes that end in it."""
+class SealedBatch(NamedTuple):
+    """A sealed batch that was read. episodes: number of episodes that end in it."""
 
     bytes: int
-    clean: bool
+    is_undamaged: bool
     episodes: int
     steps: int
 
 
 class ManifestCheck:
-    """Compares one writer's manifest with its batches, once these were read.
+    """Compares the manifest of a writer with its batches, after these were read.
 
     Attributes:
-        schema: of the batches, or None.
-        missing: numbers of batches that are known to be missing already.
-        seen: the sealed batches that were read, by name; damaged chunks count.
+        schema: the schema of the batches, or None.
+        missing: numbers of batches that are already known to be missing.
+        sealed: the sealed batches that were read, by name; damaged chunks count.
         damages: lines of the manifest that are damaged or wrong.
-        lost: listed batches, or ends of them, that are missing.
+        lost: missing batches that the manifest lists, and missing ends of such batches.
         remarks: notes that are not about damage.
-        is_open: True if the writer is dead and did not close, as far as the manifest is intact.
+        is_open: True if the writer is dead and did not close; False if the manifest is damaged.
     """
 
     def __init__(self, files: WriterFiles):
@@ -42,16 +42,16 @@ class ManifestCheck:
         self.remarks: list[str] = []
         self.is_open = False
         self._files = files
-        self.seen: dict[str, Seen] = {}
+        self.sealed: dict[str, SealedBatch] = {}
         self._listed: set[str] = set()
         self._last: dict[str, dict[str, Any]] = {}  # last valid entry of each batch
-        self._dropped: set[int] = set()
+        self._dropped: set[int] = set()  # numbers of batches
         self._closed = False
 
     def compare(self, alive: bool) -> None:
         storage, name = self._files.storage, self._files.manifest
         if name is None:
-            self.remarks.append(f"{self._files.writer}: no manifest; the batches tell what it would")
+            self.remarks.append(f"{self._files.writer}: no manifest; the batches have the same data")
             return
         path = storage.path(name)
         self._last, self._dropped = self._files.listed()
@@ -74,33 +74,33 @@ class ManifestCheck:
         self.damages.append(damage)
 
     def _problem(self, line: Line, number: int) -> str | None:
-        """Return the problem of a line; unknown types of lines are skipped."""
+        """Return the problem of a line, or None. Lines of unknown types are valid."""
         kind = None if line.entry is None else line.entry.get("type")
         if line.entry is None or not isinstance(kind, str):
             return "not a line of a manifest"
         if number == 0:
-            return self._first_line(line.entry)
+            return self._problem_of_first(line.entry)
         if kind == "batch":
-            return self._batch_line(line.entry)
+            return self._problem_of_batch(line.entry)
         if kind == "closed":
             if self._closed:
-                return "says closed again"
+                return "a second line of type closed"
             self._closed = True
-            return self._closed_line(line.entry)
+            return self._problem_of_closed(line.entry)
         return None
 
-    def _first_line(self, entry: dict[str, Any]) -> str | None:
+    def _problem_of_first(self, entry: dict[str, Any]) -> str | None:
         if entry.get("type") != "writer" or entry.get("writer") != self._files.writer:
-            return "the first line does not say who wrote the trace"
-        try:  # compare batches as JSON, which is less exact; a manifest may have further entries
+            return "the first line does not name this writer"
+        try:  # the manifest has the schema as JSON, which is less exact, and may have further keys
             schema = json.loads(as_json(self.schema or {}))
         except (RecursionError, TypeError, ValueError):
             return None
         if any(key not in entry or _canonical(entry[key]) != _canonical(value) for key, value in schema.items()):
-            return "the first line is not what the batches say of the writer"
+            return "the first line differs from the schema of the batches"
         return None
 
-    def _batch_line(self, entry: dict[str, Any]) -> str | None:
+    def _problem_of_batch(self, entry: dict[str, Any]) -> str | None:
         name, size = entry.get("file"), entry.get("bytes")
         number = batch_number(self._files.writer, name) if isinstance(name, str) else None
         if not isinstance(name, str) or number is None:
@@ -111,33 +111,33 @@ class ManifestCheck:
             return f"lists {name} again"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
-        storage, seen = self._files.storage, self.seen.get(name)
-        if seen is None:
-            # Damaged beyond reading, not sealed when we looked, or sealed since: not an error of this line.
+        storage, batch = self._files.storage, self.sealed.get(name)
+        if batch is None:
+            # The batch is unreadable, or was sealed after it was read: not an error of this line.
             after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
             known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
             if not known and not self._files.is_there(name):
                 self.lost.append(Damage(storage.path(name), 0, size, MISSING))
             return None
-        if not seen.clean:
-            if seen.bytes < size:
-                self.lost.append(Damage(storage.path(name), seen.bytes, size, "the end of the file is missing"))
+        if not batch.is_undamaged:
+            if batch.bytes < size:
+                self.lost.append(Damage(storage.path(name), batch.bytes, size, "the end of the file is missing"))
             return None
         with storage.open(name) as file:
             _, crc = size_and_crc(file)
-        facts = {"bytes": seen.bytes, "crc32": crc, "episodes": seen.episodes, "steps": seen.steps}
-        wrong = [key for key, value in facts.items() if entry.get(key) != value]
-        return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
+        expected = {"bytes": batch.bytes, "crc32": crc, "episodes": batch.episodes, "steps": batch.steps}
+        wrong = [key for key, value in expected.items() if entry.get(key) != value]
+        return f"wrong {' and '.join(wrong)} for {name}" if wrong else None
 
-    def _closed_line(self, entry: dict[str, Any]) -> str | None:
-        unlisted = next((name for name in self.seen if name not in self._listed), None)
+    def _problem_of_closed(self, entry: dict[str, Any]) -> str | None:
+        unlisted = next((name for name in self.sealed if name not in self._listed), None)
         if unlisted is not None:
-            return f"says closed, but does not list {unlisted}"
-        complete = not self._dropped and self._listed == set(self.seen)
-        complete = complete and all(seen.clean for seen in self.seen.values())
-        sums = {key: sum(getattr(seen, key) for seen in self.seen.values()) for key in ("episodes", "steps")}
+            return f"closed, but {unlisted} is not listed"
+        complete = not self._dropped and self._listed == set(self.sealed)
+        complete = complete and all(batch.is_undamaged for batch in self.sealed.values())
+        sums = {key: sum(getattr(batch, key) for batch in self.sealed.values()) for key in ("episodes", "steps")}
         if complete and any(entry.get(key) != value for key, value in sums.items()):
-            return "says other numbers of episodes or steps than the batches have"
+            return "wrong number of episodes or steps in the line of type closed"
         return None
 
 

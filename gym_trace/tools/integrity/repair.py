@@ -38,7 +38,7 @@ from gym_trace.tools.integrity.scan import (
 
 _MOST_SALVAGED_RUNS = 1000
 _SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
-_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only malicious ones are near
+_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; malicious files reach it
 
 __all__ = ["CheckReport", "LostChunk", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
 
@@ -48,12 +48,12 @@ class RepairReport:
     """Result of repair_trace: kept and lost data.
 
     Attributes:
-        destination: the repaired trace; not there if writers is empty.
-        found: what was found in the damaged trace. All that is readable of it was kept, except `orphans`.
+        destination: the repaired trace; it does not exist if `writers` is empty.
+        found: report on the damaged trace. All readable data was kept, except `orphans`.
         losses: damage that cost steps, or may have. Other damage in `found` cost nothing.
         salvaged: steps that were kept without some of their columns, with salvage=True.
         orphans: readable steps that were skipped, because the observation before them is lost.
-        writers: ids of the writers that were kept; none if no episode was.
+        writers: ids of the writers in the repaired trace; empty if no episode was readable.
     """
 
     destination: Path
@@ -73,12 +73,13 @@ def check_trace(directory: TraceLike, on_progress: Progress | None = None) -> Ch
     """Read every byte of a trace and compare all checksums. Never changes anything.
 
     Args:
-        directory: of the trace, its storage, or the trace; of a view, all of it is read. It may still be written to.
-        on_progress: called now and then with the bytes done and the bytes there are.
+        directory: a trace, its directory, or its storage; for a view, its whole trace is read. Writers may still be
+            recording.
+        on_progress: called periodically with the bytes done and the total.
 
     Raises:
-        TraceNotFound: there is no trace in directory.
-        UnsupportedTrace: it needs a newer gym-trace.
+        TraceNotFound: no trace in directory.
+        UnsupportedTrace: the trace needs a newer gym-trace.
     """
     report, storage = CheckReport(), storage_of(directory)
     for examination in examinations(storage, report, on_progress):
@@ -98,25 +99,25 @@ def repair_trace(
 ) -> RepairReport:
     """Write a clean copy of a trace, with all readable data. Never changes the original.
 
-    Every writer keeps its id and its episodes keep theirs. What a dead writer left open is sealed; its open episodes
-    keep the outcome "lost". Memory does not grow with the trace's steps.
+    Writers and episodes keep their ids. Batches of dead writers are sealed; their open episodes keep the outcome
+    "lost". Memory does not grow with the trace's steps.
 
     Args:
-        directory: of the trace, its storage, or the trace; of a view, all of it is copied. Its writers must have ended.
-        destination: a new or empty directory. It is there when it is complete, and not at all if no episode can be
-            read.
-        on_progress: called now and then with the bytes done and the bytes there are.
-        salvage: keep the steps of a damaged chunk with the columns that are intact. In the others every value is NaN
-            where they are floats, and ABSENT (of gym_trace.data.values) where not, in arrays of objects; there are no
-            such annotations. Where it is lost how episodes began, they have neither seed nor start. The fact "salvaged"
-            of the new trace names the columns, episodes and steps.
+        directory: a trace, its directory, or its storage; for a view, its whole trace is copied. Its writers must have
+            ended.
+        destination: a new or empty directory. It appears when it is complete, and never if no episode is readable.
+        on_progress: called periodically with the bytes done and the total.
+        salvage: keep the steps of damaged chunks, with their intact columns. Lost columns are filled with NaN for
+            floats, and with ABSENT of gym_trace.data.values for other values, as arrays of objects; lost annotations
+            are omitted. Episodes whose reset records are lost have neither seed nor start. The fact "salvaged" of the
+            new trace names the columns, episodes and steps.
 
     Raises:
-        TraceNotFound: there is no trace in directory.
+        TraceNotFound: no trace in directory.
         TraceExists: destination is not empty.
         InvalidOption: destination lies in directory.
         TraceError: a writer is still recording.
-        UnsupportedTrace: it needs a newer gym-trace.
+        UnsupportedTrace: the trace needs a newer gym-trace.
         RecordingError: the copy could not be written.
     """
     source, target = storage_of(directory), Path(destination)
@@ -127,15 +128,15 @@ def repair_trace(
             raise TraceError(f"{examination.files.where}: this writer is still recording; repair when it has ended")
     report = RepairReport(target, found)
     try:
-        with suppress(_NothingKept), new_directory(target, source.root) as staged:
+        with suppress(_NoEpisodes), new_directory(target, source.root) as staged:
             storage = StagedStorage(staged)
             for examination in writers:
-                _copy(examination, storage, report)
+                _copy_writer(examination, storage, report)
             if facts := _facts(source, found) | _salvage_facts(report.salvaged):
                 write_facts(storage, facts)
             if not found.episodes:
                 report.writers.clear()
-                raise _NothingKept
+                raise _NoEpisodes
     except TraceError:
         raise
     except OSError as error:
@@ -145,14 +146,14 @@ def repair_trace(
 
 def _salvage_facts(salvaged: list[SalvagedSteps]) -> Facts:
     """Return the facts of the new trace about lost values."""
-    runs = [{"columns": one.columns, **steps._asdict()} for one in salvaged for steps in one.steps]
+    runs = [{"columns": chunk.columns, **steps._asdict()} for chunk in salvaged for steps in chunk.steps]
     if not runs:
         return {}
     more = {"more": len(runs) - _MOST_SALVAGED_RUNS} if len(runs) > _MOST_SALVAGED_RUNS else {}
     return {"salvaged": {"note": _SALVAGED, "steps": runs[:_MOST_SALVAGED_RUNS], **more}}
 
 
-class _NothingKept(Exception):
+class _NoEpisodes(Exception):
     """No episode is readable, so no trace is written."""
 
 
@@ -168,22 +169,22 @@ def _facts(storage: ReadStorage, found: CheckReport) -> Facts:
 # Writing the copy
 
 
-def _copy(examination: Examination, storage: Storage, report: RepairReport) -> None:
+def _copy_writer(examination: Examination, storage: Storage, report: RepairReport) -> None:
     schema = examination.schema
     writer = None
     if schema is not None:
         schema["writer"] = examination.files.writer  # file names decide about the id
         writer = BatchFiles(storage, schema, LEVEL, fsync=False)
     try:
-        mender = _Mender(examination)
-        mended = (mender.mended(fragments, chunk) for fragments, chunk in examination.chunks())
+        repairer = _ChunkRepairer(examination)
+        repaired = (repairer.repaired(fragments, chunk) for fragments, chunk in examination.chunks())
         if writer is not None:
-            rewrite(mended, writer)
+            rewrite(repaired, writer)
         else:
-            assert not list(mended)  # without a schema, no chunk is readable
+            assert not list(repaired)  # without a schema, no chunk is readable
         examination.finish()
         if writer is not None:
-            stops, pending = mender.stops(), [action.described() for action in examination.pending]
+            stops, pending = repairer.stops(), [action.described() for action in examination.pending]
             if len(stops) or pending:
                 writer.write(stops, {}, pending=pending)
             writer.close(_closing_fields(examination.files))
@@ -192,7 +193,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
         if writer is not None:
             writer.detach()
     report.losses += examination.losses
-    report.orphans += mender.orphans
+    report.orphans += repairer.orphans
     report.salvaged += examination.salvaged
 
 
@@ -205,18 +206,18 @@ def _closing_fields(files: WriterFiles) -> dict[str, Any]:
 
 
 class _Run(NamedTuple):
-    """Open run of steps of an episode: the index of its next step, and whether it continues."""
+    """Run of steps of an episode that has not ended. continues: False after a fragment with the flag STOPS."""
 
     next_step: int
     lane: int
     continues: bool
 
 
-class _Mender:
+class _ChunkRepairer:
     """Makes the readable chunks consistent with each other.
 
-    A fragment whose predecessor is lost has no observation before its first step: its first observation becomes that
-    one, and its first step is skipped.
+    If the fragment before a fragment is lost, so is the observation before its first step. Such a fragment is an
+    orphan: its first step is skipped, and the observation after this step becomes its initial one.
     """
 
     def __init__(self, examination: Examination):
@@ -225,9 +226,9 @@ class _Mender:
         self._runs: dict[int, _Run] = {}  # by episode that has not ended
         self._ended: dict[int, tuple[int, int]] = {}  # by lane: (last episode that has ended, its next step)
 
-    def mended(self, fragments: Array, chunk: Chunk) -> SourceChunk:
-        """Return a chunk to write, consistent with those before it."""
-        broken, orphans = self._follow(fragments)
+    def repaired(self, fragments: Array, chunk: Chunk) -> SourceChunk:
+        """Return a chunk to write, consistent with the chunks before it."""
+        broken, orphans = self._track_runs(fragments)
         changed: dict[ColumnPath, RowsOrEncoded] = {}
         if orphans:
             bounds = step_offsets(fragments)[1]
@@ -235,9 +236,9 @@ class _Mender:
                 if path[0] in STEP_COLUMNS:
                     changed[path] = _without(*chunk.encoded(path), bounds[orphans])
             sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
-            fragments = self._adopted(fragments, orphans, sums)
+            fragments = self._without_first_steps(fragments, orphans, sums)
         if not self._examination.origins:
-            return _whole(np.concatenate([_bare_stops(broken), fragments]), chunk, changed)
+            return SourceChunk(np.concatenate([_stop_fragments(broken), fragments]), chunk.only, changed=changed)
         numbers = fragments["episode"] >> np.uint64(ID_BITS)
         last = int(numbers.max(initial=0))
         ended = [(episode, run) for episode, run in self._runs.items() if episode >> ID_BITS < last]
@@ -245,18 +246,19 @@ class _Mender:
             del self._runs[episode]
         ended = [(episode, run) for episode, run in ended if run.continues]
         # Fragments of an origin lie together: its stops come before the fragments of the next one.
-        joined = np.concatenate([_bare_stops(broken), fragments, _bare_stops(ended)])
-        return _whole(joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], chunk, changed)
+        joined = np.concatenate([_stop_fragments(broken), fragments, _stop_fragments(ended)])
+        joined = joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")]
+        return SourceChunk(joined, chunk.only, changed=changed)
 
     def stops(self) -> Array:
         """Return fragments that end the open runs; their episodes have no outcome."""
-        return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.continues])
+        return _stop_fragments([(episode, run) for episode, run in self._runs.items() if run.continues])
 
-    def _follow(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
-        """Return the runs whose next steps are lost, and the fragments whose previous steps are lost."""
+    def _track_runs(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
+        """Return the runs whose next steps are lost, and the indices of orphans."""
         broken, orphans = [], []
-        facts = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
-        for i, (episode, first, steps, lane, flags) in enumerate(facts):
+        rows = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
+        for i, (episode, first, steps, lane, flags) in enumerate(rows):
             run = self._runs.get(episode)
             continues = run is not None and run.continues
             follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
@@ -275,13 +277,14 @@ class _Mender:
         return broken, orphans
 
     def _report_gap(self, episode: int, run: _Run | None, end: int) -> None:
-        """Add missing steps to the last damage with an unknown cost."""
+        """Add the missing steps before a fragment to the last loss whose steps are unknown."""
         loss = self._examination.last_inexact
         start = 0 if run is None else run.next_step
         if loss is not None and start < end:
             loss.steps.append(self._examination.lost_steps(episode, start, end - start))
 
-    def _adopted(self, fragments: Array, orphans: list[int], reward_sums: Sequence[float]) -> Array:
+    def _without_first_steps(self, fragments: Array, orphans: list[int], reward_sums: Sequence[float]) -> Array:
+        """Return the fragments with the first step of each orphan skipped. reward_sums: new sums of the orphans."""
         fragments = fragments.copy()
         ids, steps = fragments["episode"][orphans].tolist(), fragments["first_step"][orphans].tolist()
         self.orphans += [self._examination.lost_steps(episode, first, 1) for episode, first in zip(ids, steps)]
@@ -294,13 +297,8 @@ class _Mender:
         return fragments
 
 
-def _whole(table: Array, chunk: Chunk, changed: dict[ColumnPath, RowsOrEncoded]) -> SourceChunk:
-    """Return a chunk that was read, to be rewritten with another table."""
-    return SourceChunk(table, chunk.only, changed=changed)
-
-
-def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
-    """Return fragments without rows that mark runs of steps as complete."""
+def _stop_fragments(runs: list[tuple[int, _Run]]) -> Array:
+    """Return fragments without rows that mark these runs as complete."""
     stops = np.zeros(len(runs), wire.FRAGMENT)
     stops["flags"] = wire.STOPS
     for i, (episode, run) in enumerate(runs):

@@ -43,7 +43,7 @@ from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.origins import origin_numbers, origin_problem
 from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.storage.protocol import Reader, ReadStorage
-from gym_trace.tools.integrity.manifest_check import ManifestCheck, Seen
+from gym_trace.tools.integrity.manifest_check import ManifestCheck, SealedBatch
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 _BLOCK = 1 << 20
@@ -61,9 +61,9 @@ class LostSteps(NamedTuple):
 
 
 class LostChunk(NamedTuple):
-    """Cost of damage.
+    """Steps that damage has cost.
 
-    exact: True if steps lists all lost steps. Otherwise it lists those that the steps around the damage reveal.
+    exact: True if steps lists all lost steps. Otherwise it lists the gaps that the chunks around the damage show.
     """
 
     damage: Damage
@@ -87,11 +87,10 @@ class CheckReport:
     """Result of check_trace.
 
     Attributes:
-        files, bytes: batches, and their bytes.
-        chunks, episodes, steps: how many are readable.
+        files, bytes: number of batches, and of their bytes.
+        chunks, episodes, steps: numbers of readable ones.
         damages: damaged ranges of bytes, each with its file and the problem.
-        healed: damaged ranges of bytes that are read as they were recorded, because parity restores them; heal_trace()
-            writes them back.
+        healed: damaged ranges of bytes that parity restores on reading; heal_trace() writes the restored bytes.
         remarks: notes that are not damage, such as the torn end that a killed writer leaves.
     """
 
@@ -108,7 +107,7 @@ class CheckReport:
 def examinations(
     storage: ReadStorage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
 ) -> Iterator[Examination]:
-    """salvage: see Examination."""
+    """Yield an examination of each writer, to be finished before the next. salvage: see Examination."""
     writers = find_writers(storage)
     if not writers:
         raise TraceNotFound(
@@ -124,7 +123,7 @@ def examinations(
     for files in writers:
         yield (examination := Examination(files, report, advance, salvage))
         unclosed += [examination.unclosed] if examination.unclosed is not None else []
-    report.remarks += _described(unclosed)
+    report.remarks += _remarks_about(unclosed)
 
 
 class Unclosed(NamedTuple):
@@ -133,7 +132,7 @@ class Unclosed(NamedTuple):
     Attributes:
         failure: why it stopped, if its manifest says so; otherwise it was killed.
         steps: number of steps in its ring.
-        actions: texts of the actions that were never answered.
+        actions: texts of the actions without a result.
     """
 
     writer: str
@@ -142,25 +141,27 @@ class Unclosed(NamedTuple):
     actions: list[str]
 
 
-def _described(unclosed: list[Unclosed]) -> list[str]:
+def _remarks_about(unclosed: list[Unclosed]) -> list[str]:
     """Return one line for all killed writers, and one for each writer that stopped with an error."""
-    killed = [one for one in unclosed if one.failure is None]
-    lines = [f"writer {one.writer} stopped recording: {one.failure}{_rest(one)}" for one in unclosed if one.failure]
-    if len(killed) == 1:
-        return [f"writer {killed[0].writer} was killed{_rest(killed[0])}", *lines]
+    killed = [writer for writer in unclosed if writer.failure is None]
+    lines = [
+        f"writer {one.writer} stopped recording: {one.failure}{_unsealed_data(one.steps, one.actions)}"
+        for one in unclosed
+        if one.failure
+    ]
     if killed:
-        steps, actions = sum(one.steps for one in killed), [text for one in killed for text in one.actions]
-        lines.insert(0, f"{len(killed)} writers were killed{_rest(Unclosed('', None, steps, actions), 'their rings')}")
+        data = _unsealed_data(sum(one.steps for one in killed), [text for one in killed for text in one.actions])
+        who = f"writer {killed[0].writer} was" if len(killed) == 1 else f"{len(killed)} writers were"
+        lines.insert(0, f"{who} killed{data}")
     return lines
 
 
-def _rest(one: Unclosed, rings: str = "its ring") -> str:
-    """Return a description of the data of a dead writer, to append to a line about its end."""
-    has = "has" if rings == "its ring" else "have"
-    ring = f"; {one.steps:,} steps are in {rings}, which {has} no checksums" if one.steps else ""
-    if len(one.actions) > 1:
-        return f"{ring}; {len(one.actions):,} actions were never answered"
-    return ring + "".join(f"; an action was never answered, {text}" for text in one.actions)
+def _unsealed_data(steps: int, actions: list[str]) -> str:
+    """Return what to append to a line about the end of writers: the data that is not in a batch."""
+    ring = f"; {steps:,} steps are only in a ring, without checksums" if steps else ""
+    if len(actions) > 1:
+        return f"{ring}; {len(actions):,} actions were never answered"
+    return ring + "".join(f"; an action was never answered, {text}" for text in actions)
 
 
 def _size(storage: ReadStorage, name: str) -> int:
@@ -173,16 +174,16 @@ def _size(storage: ReadStorage, name: str) -> int:
 class BatchInspector(BatchReader):
     """A BatchReader that finds chunks by their records only, and compares the index and the padding with them.
 
-    The columns of the chunks are for the caller to read.
+    It does not read the columns of the chunks.
 
     Attributes:
-        without_table: offsets of the chunks whose fragment table is damaged, and taken from the index, as readers do.
+        without_table: offsets of the chunks with a damaged fragment table; the index has a copy, as for other readers.
     """
 
     def __init__(self, storage: ReadStorage, name: str):
-        self.has_end_name = not name.endswith(PART)  # its name says that it is sealed
+        self.is_named_sealed = not name.endswith(PART)
         super().__init__(storage, name, warns=False)
-        if self.index is not None and not self._agrees(self.index):
+        if self.index is not None and not self._matches(self.index):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
     def parity_damage(self) -> list[Damage]:
@@ -204,31 +205,32 @@ class BatchInspector(BatchReader):
 
     def is_harmless(self, damage: Damage) -> bool:
         """Return True if no chunk can have been in a damaged range."""
-        before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
-        return before or behind or damage in self._padding
+        if damage.end <= self._data_start or damage in self._padding:
+            return True
+        return self._data_end is not None and damage.start >= self._data_end
 
     def lost_fragments(self, damage: Damage) -> Array | None:
         """Return the fragments of the chunks in a damaged range, from the index; None without an index."""
         if self.index is None:
             return None
-        chunks, bounds, is_lost = self._in_the_index
+        chunks, bounds, is_lost = self._indexed_chunks
         starts, stops = chunks["offset"], chunks["offset"] + chunks["length"]
         first, last = np.searchsorted(stops, damage.start, side="right"), np.searchsorted(starts, damage.end)
-        hit = np.arange(first, max(first, last))[is_lost[first:last]]
-        tables = [self.index.fragments[bounds[i] : bounds[i + 1]] for i in hit.tolist()]
+        lost = np.arange(first, max(first, last))[is_lost[first:last]]
+        tables = [self.index.fragments[bounds[i] : bounds[i + 1]] for i in lost.tolist()]
         return np.concatenate([np.empty(0, wire.FRAGMENT), *tables])
 
     @cached_property
-    def _in_the_index(self) -> tuple[Array, Array, Array]:
-        """Return the chunks of the index, where their fragments begin in it, and which of them were not found."""
+    def _indexed_chunks(self) -> tuple[Array, Array, Array]:
+        """Return the chunks of the index, the bounds of their fragments in it, and True for chunks not found."""
         assert self.index is not None
         chunks = self.index.chunks
         bounds = np.concatenate([[0], np.cumsum(chunks["fragments"].astype(np.int64))])
         return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
 
     def _read_index(self, file: Reader) -> bool:
-        is_known = super()._read_index(file)  # reports a damaged footer
-        self._listed = Index(self.fragments, self.chunks, {}, self.slabs) if is_known else None
+        has_index = super()._read_index(file)  # reports a damaged footer
+        self._listed = Index(self.fragments, self.chunks, {}, self.slabs) if has_index else None
         self._reset_row_limit()  # records and index have the same rows
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
@@ -246,7 +248,7 @@ class BatchInspector(BatchReader):
         try:
             super()._walk_record(file, header, fragments, chunks)
         except CorruptTrace as error:
-            if header.type != wire.CHUNK or not self._take_table(file, header, fragments, chunks):
+            if header.type != wire.CHUNK or not self._add_indexed(file, header, fragments, chunks):
                 raise
             self._damaged(header.offset, header.end, error.problem)
         if header.type == wire.INDEX:
@@ -255,20 +257,21 @@ class BatchInspector(BatchReader):
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
 
-    def _take_table(
+    def _add_indexed(
         self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
     ) -> bool:
-        """Take the fragment table of a chunk from the index; return False if that does not have it.
+        """Add a chunk with the fragment table that the index has of it; return False if the index has none.
 
-        Raises CorruptTrace if more than the table of the chunk is damaged that it cannot be read without.
+        Raises CorruptTrace if the metadata of the chunk is damaged, too.
         """
-        length = header.end - header.offset
-        entries = np.empty(0, wire.CHUNK_ENTRY) if self._listed is None else self._listed.chunks
-        (places,) = np.nonzero((entries["offset"] == header.offset) & (entries["length"] == length))
-        if self._listed is None or len(places) != 1:
+        if self._listed is None:
             return False
-        begin = int(entries["fragments"][: places[0]].sum())
-        table = self._listed.fragments[begin : begin + int(entries["fragments"][places[0]])]
+        length, entries = header.end - header.offset, self._listed.chunks
+        (found,) = np.nonzero((entries["offset"] == header.offset) & (entries["length"] == length))
+        if len(found) != 1:
+            return False
+        begin = int(entries["fragments"][: found[0]].sum())
+        table = self._listed.fragments[begin : begin + int(entries["fragments"][found[0]])]
         metadata = metadata_of(file, header)
         add_totals(self.totals, (column for column, _ in columns_of(header, metadata)))
         self.slabs.take(metadata)
@@ -278,7 +281,7 @@ class BatchInspector(BatchReader):
         return True
 
     def read_whole(self, number: int) -> Chunk:
-        """Read all columns of a chunk that may be needed. Raises like read_chunk()."""
+        """Read all columns of a chunk, except a damaged fragment table that the index has. Raises like read_chunk()."""
         has_table = int(self.chunks["offset"][number]) not in self.without_table
         return self.read_chunk(number, lambda path: has_table or path != _FRAGMENTS)
 
@@ -296,24 +299,21 @@ class BatchInspector(BatchReader):
                     self._padding.add(self.damage[-1])
                 start += len(block)
 
-    def _agrees(self, index: Index) -> bool:
-        """Return True if the index describes the chunks that were found correctly, and lists no others.
-
-        Chunks that are damaged were not found; where the index says they are there must be damage.
-        """
-        known = np.isin(index.chunks["offset"], self.chunks["offset"])
-        if not np.array_equal(index.chunks[known], self.chunks):
+    def _matches(self, index: Index) -> bool:
+        """Return True if the index has the chunks that were found, and others only in damaged ranges."""
+        is_found = np.isin(index.chunks["offset"], self.chunks["offset"])
+        if not np.array_equal(index.chunks[is_found], self.chunks):
             return False
         per_chunk = index.chunks["fragments"].astype(np.int64)
-        if index.fragments[np.repeat(known, per_chunk)].tobytes() != self.fragments[:].tobytes():
+        if index.fragments[np.repeat(is_found, per_chunk)].tobytes() != self.fragments[:].tobytes():
             return False
-        if known.all():
+        if is_found.all():
             return index.totals == self.totals
         damages = sorted(self.damage, key=lambda damage: damage.start)
         starts = np.array([damage.start for damage in damages], np.int64)
-        reach = np.maximum.accumulate(np.array([0, *(damage.end for damage in damages)], np.int64))
-        unknown = index.chunks["offset"][~known].astype(np.int64)
-        return bool((unknown < reach[np.searchsorted(starts, unknown, side="right")]).all())
+        ends = np.maximum.accumulate(np.array([0, *(damage.end for damage in damages)], np.int64))
+        offsets = index.chunks["offset"][~is_found].astype(np.int64)
+        return bool((offsets < ends[np.searchsorted(starts, offsets, side="right")]).all())
 
 
 class Examination:
@@ -323,9 +323,9 @@ class Examination:
         losses: damage that cost steps, or may have.
         salvaged: steps that are kept without some of their columns.
         last_inexact: the last loss with unknown steps.
-        origins: the writers of the episodes in compacted files, known once chunks() begins.
-        pending: actions that were never answered.
-        unclosed: how the writer ended, if it is dead and did not close; known after finish().
+        origins: the writers of the episodes in compacted files; set when chunks() begins.
+        pending: actions without a result.
+        unclosed: how the writer ended, if it is dead and did not close; set by finish().
     """
 
     def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
@@ -338,13 +338,13 @@ class Examination:
         self.pending: list[Pending] = []
         self.unclosed: Unclosed | None = None
         self._unsealed: list[str] = []
-        self._in_ring: tuple[int, list[str]] = 0, []  # steps and actions
+        self._in_ring: tuple[int, list[str]] = 0, []  # number of steps, and texts of the actions without a result
         self._storage, self._report, self._advance, self._salvage = files.storage, report, advance, salvage
         self._alive = files.is_alive()
-        self._journal = ManifestCheck(files)
+        self._manifest_check = ManifestCheck(files)
         self._layouts: Layouts  # set by chunks(), if the schema is readable
         self._episodes: list[Array] = []
-        self._begun: set[int] | None = None  # episodes with a start, if old batches were dropped
+        self._started: set[int] | None = None  # episodes whose start was read; None: no batches were dropped
         self._tail = RingTail()
         self._last_origin = 0
 
@@ -364,12 +364,12 @@ class Examination:
 
     def chunks(self) -> Iterator[tuple[Array, Chunk]]:
         """Yield the readable chunks in order, each with its fragments."""
-        schema = self._journal.schema = self.schema
+        schema = self._manifest_check.schema = self.schema
         problem = None if schema is not None else "the schema is lost, and with it what the columns mean"
         if schema is not None:
             try:
                 about = WriterSchema.of(schema)
-                self._layouts, self._begun = about.layouts, set() if about.drops_batches else None
+                self._layouts, self._started = about.layouts, set() if about.drops_batches else None
                 self.origins = origins_of(schema, self.files.writer)
             except CorruptTrace as error:
                 problem = error.problem
@@ -377,30 +377,30 @@ class Examination:
         missing = self.files.missing()
         for number, name in sorted(self.files.batches.items()):
             while missing and missing[0].start < number:
-                self._missing(missing.pop(0))
+                self._report_missing(missing.pop(0))
             if problem is not None or number in self._foreign:
-                self._unreadable(name, problem or FOREIGN)
+                self._report_unreadable(name, problem or FOREIGN)
             else:
-                yield from self._batch(number, name)
+                yield from self._chunks_of_batch(number, name)
         if problem is None:
-            yield from self._ring()
+            yield from self._chunks_of_ring()
         elif self._tail.slabs:
-            self._lost(Damage(self._storage.path(self.files.ring), 0, 0, problem))
+            self._report_loss(Damage(self._storage.path(self.files.ring), 0, 0, problem))
 
     def finish(self) -> None:
-        """Report the rest when all chunks were read."""
-        report, journal = self._report, self._journal
+        """Report the manifest and the end of the writer, after all chunks were read."""
+        report, check = self._report, self._manifest_check
         if self._alive:
             report.remarks.append(f"{self.files.where}: the writer is still recording")
-        journal.compare(self._alive)
-        report.damages += journal.damages
-        report.remarks += journal.remarks
-        if journal.is_open:
+        check.compare(self._alive)
+        report.damages += check.damages
+        report.remarks += check.remarks
+        if check.is_open:
             self.unclosed = Unclosed(self.files.writer, self.files.failure(), *self._in_ring)
         else:
             report.remarks += [f"{path}: not sealed; the writer died" for path in self._unsealed]
-        for damage in journal.lost:
-            self._lost(damage)
+        for damage in check.lost:
+            self._report_loss(damage)
         if self._episodes:
             report.episodes += len(np.unique(np.concatenate(self._episodes)))
 
@@ -410,7 +410,7 @@ class Examination:
             return
         try:
             image = read_ring(self._storage, self.files.writer, self._alive)
-            last: dict[int, BatchReader] = {}  # from the newest batch back to one with slab numbers
+            last: dict[int, BatchReader] = {}  # the newest batches, back to one with slab numbers
             for number, name in sorted(self.files.batches.items(), reverse=True):
                 with suppress(CorruptTrace, FileNotFoundError):
                     last[number] = BatchReader(self._storage, name, warns=False)
@@ -418,12 +418,12 @@ class Examination:
                         break
             self._tail = tail_of(self.files, image, last)
         except CorruptTrace as error:
-            self._lost(self._damaged_ring(error))
+            self._report_loss(self._damaged_ring(error))
 
     def _damaged_ring(self, error: CorruptTrace) -> Damage:
         return Damage(self._storage.path(self.files.ring), 0, _size(self._storage, self.files.ring), error.problem)
 
-    def _ring(self) -> Iterator[tuple[Array, Chunk]]:
+    def _chunks_of_ring(self) -> Iterator[tuple[Array, Chunk]]:
         batch = self._tail.batch
         for number, fragments in enumerate(_tables_of(batch) if batch is not None else ()):
             assert batch is not None
@@ -431,7 +431,7 @@ class Examination:
                 chunk = batch.read_chunk(number, lambda path: True)
                 self._verify(chunk, fragments)
             except CorruptTrace as error:
-                self._lost(self._damaged_ring(error), fragments)
+                self._report_loss(self._damaged_ring(error), fragments)
             else:
                 yield self._counted(fragments, chunk)
         if not self._alive:
@@ -439,24 +439,24 @@ class Examination:
             steps = 0 if batch is None else int(batch.fragments["steps"].sum())
             self._in_ring = steps, [action.as_text(self._layouts.actions) for action in self._tail.actions]
 
-    def _batch(self, which: int, name: str) -> Iterator[tuple[Array, Chunk]]:
+    def _chunks_of_batch(self, batch_number: int, name: str) -> Iterator[tuple[Array, Chunk]]:
         try:
             batch = BatchInspector(self._storage, name)
         except FileNotFoundError:
             return  # sealed, and so renamed, or removed since it was listed
         except CorruptTrace as error:
-            self._unreadable(name, error.problem)
+            self._report_unreadable(name, error.problem)
             return
         for damage in _merged(batch.damage):
-            self._walk_damage(batch, damage)
+            self._report_damage(batch, damage)
         if batch.torn:
-            where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
-            self._report.remarks.append(f"{where}; the writer died, or is still recording")
-        elif not batch.has_end_name and not self._alive:
+            torn = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
+            self._report.remarks.append(f"{torn}; the writer died, or is still recording")
+        elif not batch.is_named_sealed and not self._alive:
             self._unsealed.append(batch.path)
         is_clean = not batch.damage
         for number, fragments in enumerate(_tables_of(batch)):
-            if number >= self._tail.counts.get(which, len(batch.chunks)):
+            if number >= self._tail.counts.get(batch_number, len(batch.chunks)):
                 break  # the chunk belongs to a slab that is in the ring
             self.pending = pending_in(batch.slabs.pending)
             offset, length = batch.chunks[["offset", "length"]][number].tolist()
@@ -466,21 +466,22 @@ class Examination:
             except CorruptTrace as error:
                 is_clean = False
                 damage = Damage(batch.path, offset, offset + length, error.problem)
-                if (kept := self._salvaged(batch, number, fragments, damage)) is not None:
-                    yield self._counted(*kept)
+                if (salvaged := self._salvaged(batch, number, fragments, damage)) is not None:
+                    yield self._counted(*salvaged)
                 else:
-                    self._lost(damage, fragments)
+                    self._report_loss(damage, fragments)
             else:
                 yield self._counted(fragments, chunk)
             self._advance(offset + length)
         ended = int(np.count_nonzero(batch.fragments["flags"] & wire.ENDS))
         self._report.healed += batch.healed
-        if (is_clean or batch.parity_contradicts) and batch.has_end_name and (wrong := batch.parity_damage()):
+        if (is_clean or batch.parity_contradicts) and batch.is_named_sealed and (damages := batch.parity_damage()):
             is_clean = False
-            self._report.damages += wrong
-        if batch.has_end_name:
+            self._report.damages += damages
+        if batch.is_named_sealed:
             is_clean = is_clean and not batch.healed  # the manifest has the checksum of the original bytes
-            self._journal.seen[name] = Seen(batch.size, is_clean, ended, int(batch.fragments["steps"].sum()))
+            steps = int(batch.fragments["steps"].sum())
+            self._manifest_check.sealed[name] = SealedBatch(batch.size, is_clean, ended, steps)
         self._report.files += 1
         self._report.bytes += batch.size
         self._advance(0)
@@ -493,7 +494,7 @@ class Examination:
             return None
         try:
             chunk, lost = _intact_columns(batch, number)
-            if _STARTS in lost:  # how its episodes began is unknown
+            if _STARTS in lost:  # the reset records are unknown
                 fragments = fragments.copy()
                 fragments["flags"] &= ~np.uint32(wire.STARTS)
             self._verify(chunk, fragments)
@@ -527,31 +528,31 @@ class Examination:
                 raise CorruptTrace(problem)
             self._last_origin = int(origin_numbers(fragments)[-1])
 
-    def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
-        """Report damage outside of columns: of chunks, or only of an index or padding."""
+    def _report_damage(self, batch: BatchInspector, damage: Damage) -> None:
+        """Report damage that was found without reading columns; it is a loss if a chunk may have been there."""
         fragments = batch.lost_fragments(damage)
         if batch.is_harmless(damage) or (fragments is not None and not len(fragments)):
             self._report.damages.append(damage)
         else:
-            self._lost(damage, fragments)
+            self._report_loss(damage, fragments)
 
     def _counted(self, fragments: Array, chunk: Chunk) -> tuple[Array, Chunk]:
         """Count a readable chunk, and return it."""
-        shown = fragments
-        if self._begun is not None:
-            self._begun.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
-            shown = fragments[[not self.start_dropped(episode) for episode in fragments["episode"].tolist()]]
-        carries = (shown["steps"] > 0) | (shown["flags"] & wire.HAS_INITIAL > 0)
-        self._episodes.append(np.unique(shown["episode"][carries]))
+        counted = fragments
+        if self._started is not None:
+            self._started.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
+            counted = fragments[[not self.start_dropped(episode) for episode in fragments["episode"].tolist()]]
+        has_rows = (counted["steps"] > 0) | (counted["flags"] & wire.HAS_INITIAL > 0)
+        self._episodes.append(np.unique(counted["episode"][has_rows]))
         self._report.chunks += 1
-        self._report.steps += int(shown["steps"].sum())
+        self._report.steps += int(counted["steps"].sum())
         return fragments, chunk
 
     def start_dropped(self, episode: int) -> bool:
         """Return True for an episode whose start was in a dropped batch."""
-        return self._begun is not None and episode not in self._begun
+        return self._started is not None and episode not in self._started
 
-    def _unreadable(self, name: str, problem: str) -> None:
+    def _report_unreadable(self, name: str, problem: str) -> None:
         size, path = _size(self._storage, name), self._storage.path(name)
         self._report.files += 1
         self._report.bytes += size
@@ -559,16 +560,16 @@ class Examination:
         if name.endswith(PART) and size < wire.HEADER_SIZE:
             self._report.remarks.append(f"{path}: nothing recorded; the writer died, or has just begun")
         else:
-            self._lost(Damage(path, 0, size, problem))
+            self._report_loss(Damage(path, 0, size, problem))
 
-    def _missing(self, numbers: range) -> None:
+    def _report_missing(self, numbers: range) -> None:
         name = batch_name(self.files.writer, numbers[0])
         if not self.files.is_there(name):
             more = f", and {len(numbers) - 1} after it" if len(numbers) > 1 else ""
-            self._journal.missing.append(numbers)
-            self._lost(Damage(self._storage.path(name), 0, 0, MISSING + more))
+            self._manifest_check.missing.append(numbers)
+            self._report_loss(Damage(self._storage.path(name), 0, 0, MISSING + more))
 
-    def _lost(self, damage: Damage, fragments: Array | None = None) -> None:
+    def _report_loss(self, damage: Damage, fragments: Array | None = None) -> None:
         """Report a loss. fragments: the lost fragments; None: unknown."""
         is_exact = fragments is not None
         self._report.damages.append(damage)
@@ -577,11 +578,11 @@ class Examination:
             self.last_inexact = self.losses[-1]
 
     def _steps(self, fragments: Array) -> list[LostSteps]:
-        some = fragments[fragments["steps"] > 0]
-        return [self.lost_steps(*facts) for facts in some[["episode", "first_step", "steps"]].tolist()]
+        with_steps = fragments[fragments["steps"] > 0]
+        return [self.lost_steps(*run) for run in with_steps[["episode", "first_step", "steps"]].tolist()]
 
     def lost_steps(self, episode: int, first: int, steps: int) -> LostSteps:
-        """Return steps of an episode. episode: its id in the fragment table."""
+        """Return lost steps by writer and episode. episode: its id in the fragment table."""
         if not self.origins:
             return LostSteps(self.files.writer, episode, first, steps)
         number, own = split_id(episode)
@@ -625,14 +626,14 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
         except CorruptTrace:
             lost.append(column.path)
             if column.path[0] not in (*OPTIONAL_ROOTS, "starts"):  # a chunk may lack these
-                found[column.path] = _nothing_known(column, workspace)
+                found[column.path] = _placeholder_column(column, workspace)
     if _FRAGMENTS in lost or not found.keys() - {_FRAGMENTS, _STARTS} - set(lost):
         raise CorruptTrace("no column of a chunk can be read")
     return Chunk(found, [column for column, _ in found.values()], lambda error: error), lost
 
 
-def _nothing_known(column: ColumnDescriptor, workspace: Workspace) -> tuple[ColumnDescriptor, Buffer]:
-    """Return a column of placeholders with as many rows."""
+def _placeholder_column(column: ColumnDescriptor, workspace: Workspace) -> tuple[ColumnDescriptor, Buffer]:
+    """Return a column of NaN or ABSENT, with the same number of rows."""
     encoder = ColumnEncoder(column.path, workspace)
     if column.dtype != MSGPACK and (dtype := dtype_from(column.dtype)).kind in "fc":
         return encoder.encode(np.full((column.rows, *column.shape), np.nan, dtype))

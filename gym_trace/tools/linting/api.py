@@ -25,16 +25,16 @@ def lint_trace(
 ) -> Iterator[Finding]:
     """Find problems in recorded data. Yields findings, errors first, each once with a count and a first position.
 
-    Reads each chunk once, in bounded memory. Damaged chunks are skipped and reported (T001). Nothing is run. The codes
-    are in docs/guides/lint.md, and `gym-trace lint --rules` lists them.
+    Reads each chunk once, in bounded memory, and never runs the environment. Damaged chunks are skipped and reported
+    (T001). The codes are in docs/guides/lint.md, and `gym-trace lint --rules` lists them.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         select: codes, or beginnings of codes such as "T1", to look for, notes included; empty: all but notes.
-        ignore: codes, or beginnings of codes, to leave out.
-        notes: also yield notes: what is normal in many environments.
+        ignore: codes, or beginnings of codes, to skip.
+        notes: also yield notes, which are normal in many environments.
         thresholds: numbers in place of the defaults, by name.
-        on_progress: called as ``on_progress(steps done, steps in all)``.
+        on_progress: called as ``on_progress(steps done, total steps)``.
 
     Raises:
         TraceNotFound.
@@ -44,36 +44,35 @@ def lint_trace(
     codes = chosen_codes(all_kinds(rules), select, ignore, notes)
     merged = merged_thresholds(rules, thresholds or {})
     trace = as_trace(trace)
-    return _findings(
-        trace, [rule for rule in rules if codes & {it.code for it in rule.kinds}], codes, merged, on_progress
-    )
+    chosen = [rule for rule in rules if codes & {kind.code for kind in rule.kinds}]
+    return _findings(trace, chosen, codes, merged, on_progress)
 
 
 def _findings(
     trace: Trace,
-    rules: list[type[Rule]],
+    rule_types: list[type[Rule]],
     codes: set[str],
     thresholds: Mapping[str, float],
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[Finding]:
-    running = [rule(trace, thresholds) for rule in rules]
+    rules = [rule_type(trace, thresholds) for rule_type in rule_types]
     damage = dict.fromkeys(trace.damage)
-    _read(trace, running, damage, on_progress)
-    sightings = [it for rule in running for it in rule.findings()]
+    _read(trace, rules, damage, on_progress)
+    sightings = [sighting for rule in rules for sighting in rule.findings()]
     if damage:
         message = f"{DAMAGED.what}; first: {next(iter(damage)).error().problem}"
         sightings.append(Sighting(DAMAGED, message, len(damage), "place", shown_by=("check",)))
-    found = [finding_of(it, trace) for it in sightings if it.kind.code in codes]
-    yield from sorted(found, key=lambda it: (SEVERITIES.index(it.severity), it.code, it.column or ""))
+    findings = [finding_of(sighting, trace) for sighting in sightings if sighting.kind.code in codes]
+    yield from sorted(findings, key=lambda found: (SEVERITIES.index(found.severity), found.code, found.column or ""))
 
 
 def _read(
     trace: Trace, rules: list[Rule], damage: dict[Damage, None], on_progress: Callable[[int, int], None] | None
 ) -> None:
     """Pass every block of steps to the rules that need steps."""
-    reading = [rule for rule in rules if rule.columns]
-    roots = frozenset(name for rule in reading for name in rule.columns)
-    if not reading:
+    of_steps = [rule for rule in rules if rule.columns]
+    roots = frozenset(name for rule in of_steps for name in rule.columns)
+    if not of_steps:
         return
     total, done = int(trace.content["steps"].sum()), 0
 
@@ -81,13 +80,13 @@ def _read(
         damage[found] = None
 
     for number in range(len(trace.readers)):
-        mine = np.flatnonzero(trace.content["writer"] == number)
+        own = np.flatnonzero(trace.content["writer"] == number)
         try:
-            for block in Scan(trace.content, roots, mine, finals=OMITTED, on_damage=on_damage):
-                for rule in reading:
+            for block in Scan(trace.content, roots, own, finals=OMITTED, on_damage=on_damage):
+                for rule in of_steps:
                     rule.add(block)
                 done += block.size
                 if on_progress is not None:
                     on_progress(min(done, total), total)
-        except CorruptTrace as error:  # a schema that is missing or malformed
+        except CorruptTrace as error:  # missing or malformed schema
             on_damage(Damage(error.path or str(trace.directory), 0, 0, error.problem))

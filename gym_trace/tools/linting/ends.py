@@ -1,4 +1,4 @@
-"""Ends of episodes: immediate, cut, or by a time limit recorded as termination."""
+"""Find episodes that end at once, were cut, or terminated exactly at their time limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _CUT = Kind("T402", WARNING, "episodes that were cut by a reset")
 _OPEN = Kind("T403", NOTE, "episodes without an end: closed, lost or running")
 _AT_LIMIT = Kind("T404", WARNING, "episodes that terminated exactly at the time limit")
 
-_NEAR = 10  # steps before the limit: episodes that end there show how many terminate by chance
+# Episodes that end in the last steps before the limit show how many terminate there by chance.
+_STEPS_NEAR_LIMIT = 10
 
 
 class EndsRule:
@@ -38,31 +39,32 @@ class EndsRule:
 
     def findings(self) -> Iterator[Sighting]:
         trace, table = self._trace, self._trace.content
-        about = [writer.about_or_empty for writer in trace.readers]
+        schemas = [writer.about_or_empty for writer in trace.readers]
         outcome, steps = table["outcome"], table["steps"]
         ended = np.isin(outcome, ("terminated", "truncated"))
-        filtered = np.array([it.filters_frames for it in about], bool)[table["writer"]]
-        imported = np.array([it.is_imported for it in about], bool)[table["writer"]]
+        filtered = np.array([schema.filters_frames for schema in schemas], bool)[table["writer"]]
+        imported = np.array([schema.is_imported for schema in schemas], bool)[table["writer"]]
         whole = ended & (table["first_step"] == 0) & ~filtered
-        of_environment = np.unique([str(it.environment.get("id")) for it in about], return_inverse=True)[1]
-        groups = of_environment[table["writer"]]
+        environments = np.unique([str(schema.environment.get("id")) for schema in schemas], return_inverse=True)[1]
+        environment = environments[table["writer"]]
         short = np.zeros(len(table), bool)
-        for group in np.unique(groups):
-            mine = whole & (groups == group)
-            if mine.any() and np.median(steps[mine]) >= self._thresholds["usual_steps"]:
-                short |= mine & (steps <= self._thresholds["short_steps"])
-        yield from self._of(_AT_ONCE, short, _AT_ONCE.what)
-        yield from self._of(_CUT, (outcome == "cut") & (steps > 0) & ~imported, _CUT.what)
-        yield from self._of(_OPEN, np.isin(outcome, ("closed", "lost", "running")), _OPEN.what)
-        limits = np.array([time_limit(it) for it in about], np.int64)[table["writer"]]
-        at_limit, near = self._terminated(whole, limits), whole & (steps >= limits - _NEAR) & (steps < limits)
+        for number in np.unique(environment):
+            alike = whole & (environment == number)
+            if alike.any() and np.median(steps[alike]) >= self._thresholds["usual_steps"]:
+                short |= alike & (steps <= self._thresholds["short_steps"])
+        yield from self._sighting(_AT_ONCE, short, _AT_ONCE.what)
+        yield from self._sighting(_CUT, (outcome == "cut") & (steps > 0) & ~imported, _CUT.what)
+        yield from self._sighting(_OPEN, np.isin(outcome, ("closed", "lost", "running")), _OPEN.what)
+        limits = np.array([time_limit(schema) for schema in schemas], np.int64)[table["writer"]]
+        at_limit = self._terminated_at(limits, whole)
+        near = whole & (steps >= limits - _STEPS_NEAR_LIMIT) & (steps < limits)
         if int(at_limit.sum()) >= max(self._thresholds["at_limit"], 1 + int(near.sum())):
             limit = int(limits[at_limit][0])
             message = f"terminated, not truncated, after exactly {limit} steps, the time limit of the environment"
-            yield from self._of(_AT_LIMIT, at_limit, message)
+            yield from self._sighting(_AT_LIMIT, at_limit, message)
 
-    def _terminated(self, whole: Array, limits: Array) -> Array:
-        """Return the episodes that terminated at their limit and were not truncated there."""
+    def _terminated_at(self, limits: Array, whole: Array) -> Array:
+        """Return True for whole episodes that terminated at their limit and were not also truncated."""
         table = self._trace.content
         found: Array = whole & (limits > 0) & (table["steps"] == limits) & (table["outcome"] == "terminated")
         for index in np.flatnonzero(found).tolist():
@@ -70,7 +72,7 @@ class EndsRule:
             found[index] = not reader.fragments.flags[reader.parts.last_of(np.array([row]))[0]] & wire.TRUNCATED
         return found
 
-    def _of(self, kind: Kind, found: Array, message: str) -> Iterator[Sighting]:
+    def _sighting(self, kind: Kind, found: Array, message: str) -> Iterator[Sighting]:
         if found.any():
             episode = int(np.argmax(found))
             yield Sighting(kind, message, int(np.count_nonzero(found)), "episode", episode)

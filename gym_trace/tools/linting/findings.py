@@ -14,15 +14,17 @@ from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 
 ERROR, WARNING, NOTE = SEVERITIES = ("error", "warning", "note")
-_AROUND = 2  # steps shown before and after the first position
-_MOST_NAMED = 4  # dimensions that a column names
+_CONTEXT_STEPS = 2  # shown before and after the first position
+_MOST_DIMENSIONS = 4  # listed in the name of a column
 
 
 class Kind(NamedTuple):
     """A kind of findings.
 
-    code: stable, such as "T101". severity: "error", "warning", or "note": what is normal in many environments.
-    what: description in one line.
+    Attributes:
+        code: stable code, such as "T101".
+        severity: "error", "warning", or "note" for data that is normal in many environments.
+        what: description in one line.
     """
 
     code: str
@@ -35,13 +37,14 @@ class Finding:
     """A problem in recorded data.
 
     Attributes:
-        code: of its Kind; severity and what are of that, too.
-        message: what is wrong, in one line.
-        count: how often, in units ("step", "episode" …).
-        episode: first place: index in the whole trace; None if it is about the whole trace.
-        step: first place: step in the episode; -1 is the observation before the first step; None: the whole episode.
-        column: such as "observations/position[2]"; None if it is about no column.
-        command: command line that shows it.
+        code, severity, what: see Kind.
+        message: the problem, in one line.
+        count: how often it occurs, in units ("step", "episode" …).
+        episode: index in the whole trace of the first episode with the problem; None: the whole trace.
+        step: first step with the problem in this episode; -1: the observation before the first step; None: the whole
+            episode.
+        column: column with the problem, such as "observations/position[2]", or None.
+        command: command line that shows the problem.
     """
 
     code: str
@@ -60,8 +63,9 @@ class Finding:
 class Sighting:
     """A finding of a rule, without its command. See Finding.
 
-    episode: index in the trace or view that is checked.
-    shown_by: a command and its options, without DIR; empty: cat for a step, ls for an episode.
+    Attributes:
+        episode: index in the checked trace or view.
+        shown_by: command that shows it, and its options without DIR; empty: cat for a step, ls for an episode.
     """
 
     kind: Kind
@@ -79,9 +83,7 @@ def finding_of(seen: Sighting, trace: Trace) -> Finding:
     episode = None if seen.episode is None else int(trace.chosen[seen.episode])
     command, *options = seen.shown_by or _shown_by(seen, trace)
     line = shlex.join(["gym-trace", command, str(trace.directory), *options])
-    kind = seen.kind
-    place = episode, seen.step, seen.column
-    return Finding(kind.code, kind.severity, kind.what, seen.message, seen.count, seen.unit, *place, line)
+    return Finding(*seen.kind, seen.message, seen.count, seen.unit, episode, seen.step, seen.column, line)
 
 
 def _shown_by(seen: Sighting, trace: Trace) -> tuple[str, ...]:
@@ -91,16 +93,16 @@ def _shown_by(seen: Sighting, trace: Trace) -> tuple[str, ...]:
     if seen.step is None:
         return ("ls", "--episodes", episode)
     row = seen.step - int(trace.content["first_step"][seen.episode])
-    steps = f"{max(0, row - _AROUND)}:{max(0, row) + _AROUND + 1}"
+    steps = f"{max(0, row - _CONTEXT_STEPS)}:{max(0, row) + _CONTEXT_STEPS + 1}"
     return ("cat", "--episodes", episode, "--steps", steps)
 
 
 def last_steps(block: StepRuns) -> Array:
     """Return (steps,) bool: True for the last recorded step of an episode."""
-    found = np.zeros(block.size, np.bool_)
-    is_over = (block.terminated | block.truncated | block.closes) & (block.lengths > 0)
-    found[block.step_offsets[1:][is_over] - 1] = True
-    return found
+    is_last = np.zeros(block.size, np.bool_)
+    has_end = (block.terminated | block.truncated | block.closes) & (block.lengths > 0)
+    is_last[block.step_offsets[1:][has_end] - 1] = True
+    return is_last
 
 
 def column_name(path: Path, dimensions: Array | None = None, shape: tuple[int, ...] = ()) -> str:
@@ -108,6 +110,6 @@ def column_name(path: Path, dimensions: Array | None = None, shape: tuple[int, .
     name = "/".join(map(str, path))
     if dimensions is None or not shape or not len(dimensions):
         return name
-    indices = [np.unravel_index(int(i), shape) for i in dimensions[:_MOST_NAMED]]
+    indices = [np.unravel_index(int(i), shape) for i in dimensions[:_MOST_DIMENSIONS]]
     shown = ["×".join(str(int(i)) for i in index) for index in indices]
-    return f"{name}[{', '.join(shown)}{', …' if len(dimensions) > _MOST_NAMED else ''}]"
+    return f"{name}[{', '.join(shown)}{', …' if len(dimensions) > _MOST_DIMENSIONS else ''}]"

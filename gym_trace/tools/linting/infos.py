@@ -17,8 +17,8 @@ _MISSING = Kind("T701", WARNING, "infos that a few steps lack")
 _RARE = Kind("T702", NOTE, "infos that only some steps have")
 
 _PATH = ("infos",)
-_MOST = 4096  # sets of keys
-_ENOUGH = 20  # steps
+_MOST_SETS = 4096  # sets of keys
+_MIN_STEPS = 20
 
 
 class InfosRule:
@@ -30,39 +30,38 @@ class InfosRule:
 
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._common = thresholds["common_info"]
-        self._found: dict[tuple[int, Any], list[Any]] = {}  # by writer and keys: count, first position
+        self._found: dict[tuple[int, Any], list[Any]] = {}  # by writer and set of keys: count, first position
 
     def add(self, block: StepRuns) -> None:
         infos = block.columns.get(_PATH)
         if infos is None:
             return
-        counts = ~last_steps(block)
-        keys = [tuple(info) if type(info) is dict else () for info in infos[counts].tolist()]
-        rows = np.flatnonzero(counts)
-        first: dict[Any, int] = {}
-        for place, key in enumerate(keys):
-            first.setdefault(key, place)
-        for key, count in Counter(keys).items():
-            mine = block.writer, key
-            if mine in self._found or len(self._found) < _MOST:
-                found = self._found.setdefault(mine, [0, block.place(_PATH, int(rows[first[key]]))])
+        rows = np.flatnonzero(~last_steps(block))
+        sets = [tuple(info) if type(info) is dict else () for info in infos[rows].tolist()]
+        first_row: dict[Any, int] = {}
+        for row, keys in zip(rows.tolist(), sets):
+            first_row.setdefault(keys, row)
+        for keys, count in Counter(sets).items():
+            of_writer = block.writer, keys
+            if of_writer in self._found or len(self._found) < _MOST_SETS:
+                found = self._found.setdefault(of_writer, [0, block.place(_PATH, first_row[keys])])
                 found[0] += count
 
     def findings(self) -> Iterator[Sighting]:
         totals: dict[int, int] = {}
         for (writer, _), (count, _) in self._found.items():
             totals[writer] = totals.get(writer, 0) + count
-        seen: dict[str, Sighting] = {}
+        sightings: dict[str, Sighting] = {}
         for writer, total in totals.items():
-            sets = {frozenset(key): it for (number, key), it in self._found.items() if number == writer}
+            sets = {frozenset(keys): found for (number, keys), found in self._found.items() if number == writer}
             for key in sorted({key for keys in sets for key in keys}, key=shown):
-                lacking = [it for keys, it in sets.items() if key not in keys]
+                lacking = [found for keys, found in sets.items() if key not in keys]
                 missing = sum(count for count, _ in lacking)
-                if not missing or total < _ENOUGH:
+                if not missing or total < _MIN_STEPS:
                     continue
                 kind = _MISSING if total - missing >= self._common * total else _RARE
-                place = min(place for _, place in lacking)
+                episode, step = min(position for _, position in lacking)
                 name = column_name(("infos", shown(key)))
                 message = f"{name} is missing in {missing} of {total} steps"
-                seen.setdefault(name, Sighting(kind, message, missing, "step", place[0], place[1], name))
-        yield from seen.values()
+                sightings.setdefault(name, Sighting(kind, message, missing, "step", episode, step, name))
+        yield from sightings.values()

@@ -25,23 +25,29 @@ _CLIPPED = Kind("T212", WARNING, "continuous actions that are often at a bound")
 _CONSTANT_ACTIONS = Kind("T213", WARNING, "actions that are the same in the whole trace")
 
 _MOST_DIMENSIONS = 64  # larger rows are not checked number by number
-_IMAGE = 1024  # elements of a row with at least two axes that make it an image
-_LIVELY = 0.9  # a number that changes in at least this share of steps can freeze
-_FEW = 20  # min steps to tell how often a number changes
+_IMAGE = 1024  # min elements of an image, which has two axes or more
+_FREQUENT = 0.9  # a number that changes in at least this share of steps can freeze
+_MIN_PAIRS = 20  # fewer do not show how often a number changes
 
 
-class _Carried(NamedTuple):
-    """Episodes that continue in a later block: part (k,), the last row and the lengths of the last runs of each."""
+class _Open(NamedTuple):
+    """Open episodes: k episodes of a writer that continue in a later block.
 
-    part: Array
-    bits: Array  # (k, width)
-    run: Array  # (k, dimensions)
+    Attributes:
+        row: (k,) rows of the episodes in reader.parts, ascending.
+        bits: (k, width) last row of each, see _bits().
+        run: (k, dimensions) lengths of the runs of equal rows that end with the last row.
+    """
+
+    row: Array
+    bits: Array
+    run: Array
 
 
 class _Motion:
     """Changes of the rows of one leaf from step to step.
 
-    Each number of a short row of floats is followed by itself, other rows as a whole.
+    Short rows of floats are compared number by number (dimensions), other rows as a whole.
     """
 
     def __init__(self, leaf: Leaf, limits: Limits | None, longest: int):
@@ -52,39 +58,40 @@ class _Motion:
         self.dimensions = 1 if self.is_whole else math.prod(leaf.shape)
         self._limits = limits
         self._longest = longest
-        self.rows = self.pairs = 0  # pairs: of a row and the one before it
+        self.rows = self.pairs = 0  # pairs: rows that have a row before them in their episode
         self.changes = np.zeros(self.dimensions, np.int64)
-        self.frozen = np.zeros(self.dimensions, np.int64)  # pairs in runs of `longest` equal rows or more
+        self.frozen = np.zeros(self.dimensions, np.int64)  # pairs in freezes: runs of `longest` equal rows or more
         self.freezes = np.zeros(self.dimensions, np.int64)
-        self.begin: list[tuple[int, int] | None] = [None] * self.dimensions
-        self.repeat: tuple[int, int] | None = None
-        self.first: Array | None = None  # row
+        self.first_freezes: list[tuple[int, int] | None] = [None] * self.dimensions  # positions: episode and step
+        self.first_repeat: tuple[int, int] | None = None
+        self.first_position: tuple[int, int] | None = None
+        self.first_bits: Array | None = None
         self.varies = np.zeros(self.dimensions, bool)
-        self.place: tuple[int, int] | None = None
         self.at_bounds = np.zeros(self.dimensions, np.int64)
-        self.bound_place: tuple[int, int] | None = None
-        self._carried: dict[int, _Carried] = {}  # by writer
+        self.first_at_bound: tuple[int, int] | None = None
+        self._open: dict[int, _Open] = {}  # by writer
 
     def add(self, block: StepRuns, path: Path, rows: Array) -> None:
         bits = _bits(rows, self.is_whole)
         bounds = block.offsets(path)
         self.rows += len(rows)
-        if self.first is None:
-            self.first, self.place = bits[0].copy(), block.place(path, 0)
+        if self.first_bits is None:
+            self.first_bits, self.first_position = bits[0].copy(), block.place(path, 0)
         if not self.varies.all():
-            self.varies |= self._per_dimension(bits != self.first).any(axis=0)
-        begins = bounds[:-1][np.diff(bounds) > 0]
-        ends = bounds[1:][np.diff(bounds) > 0]
+            self.varies |= self._per_dimension(bits != self.first_bits).any(axis=0)
         runs = np.flatnonzero(np.diff(bounds) > 0)
+        begins, ends = bounds[:-1][runs], bounds[1:][runs]
         changed = np.empty((len(rows), self.dimensions), bool)
         changed[1:] = self._per_dimension(bits[1:] != bits[:-1])
         changed[begins] = True
-        before = self._before(block, runs, begins, bits, changed)
+        continued = self._compare_with_open(block, runs, begins, bits, changed)
         columns = changed.T.copy()
-        self.changes += [np.count_nonzero(column) for column in columns]
-        self.changes += np.count_nonzero(before >= 0) - len(begins)
-        self.pairs += len(rows) - len(begins) + int(np.count_nonzero(before >= 0))
-        self._follow(block, path, rows, bits, columns, begins, ends, runs, before)
+        first_rows = len(begins) - int(
+            np.count_nonzero(continued >= 0)
+        )  # first rows of episodes count as changed, but are not pairs
+        self.changes += np.array([np.count_nonzero(column) for column in columns]) - first_rows
+        self.pairs += len(rows) - first_rows
+        self._find_freezes(block, path, rows, bits, columns, begins, ends, runs, continued)
 
     def _per_dimension(self, different: Array) -> Array:
         if not self.is_whole:
@@ -92,20 +99,22 @@ class _Motion:
         whole: Array = np.any(different, axis=1)[:, None]
         return whole
 
-    def _before(self, block: StepRuns, runs: Array, begins: Array, bits: Array, changed: Array) -> Array:
-        """Compare first rows with the last rows of earlier blocks; return the index of each in the carried episodes."""
-        carried = self._carried.get(block.writer)
-        before = np.full(len(runs), -1)
-        if carried is None or not len(carried.part):
-            return before
-        goes_on = ~block.has_initial[runs]
-        places = np.minimum(np.searchsorted(carried.part, block.row[runs]), len(carried.part) - 1)
-        goes_on &= carried.part[places] == block.row[runs]
-        before[goes_on] = places[goes_on]
-        changed[begins[goes_on]] = self._per_dimension(bits[begins[goes_on]] != carried.bits[places[goes_on]])
-        return before
+    def _compare_with_open(self, block: StepRuns, runs: Array, begins: Array, bits: Array, changed: Array) -> Array:
+        """Compare the first rows of runs with the last rows of open episodes, and update `changed`.
 
-    def _follow(
+        Returns (runs,) int64, the index of each run's episode in the open ones; -1 if it begins here.
+        """
+        open_ = self._open.get(block.writer)
+        continued = np.full(len(runs), -1)
+        if open_ is None or not len(open_.row):
+            return continued
+        indices = np.minimum(np.searchsorted(open_.row, block.row[runs]), len(open_.row) - 1)
+        continues = ~block.has_initial[runs] & (open_.row[indices] == block.row[runs])
+        continued[continues] = indices[continues]
+        changed[begins[continues]] = self._per_dimension(bits[begins[continues]] != open_.bits[indices[continues]])
+        return continued
+
+    def _find_freezes(
         self,
         block: StepRuns,
         path: Path,
@@ -115,61 +124,62 @@ class _Motion:
         begins: Array,
         ends: Array,
         runs: Array,
-        before: Array,
+        continued: Array,
     ) -> None:
-        """Find runs of equal rows, also across blocks."""
+        """Count runs of equal rows that are long enough to be freezes, also across blocks.
+
+        All dimensions are treated at once: a position below is dimension * len(rows) + row.
+        """
         count = len(rows)
-        carried = self._carried.get(block.writer)
-        goes_on = before >= 0
-        earlier = np.zeros((len(runs), self.dimensions), np.int64)  # rows before the block that equal its first
-        if carried is not None and goes_on.any():
-            same = ~changed.T[begins[goes_on]]
-            earlier[goes_on] = np.where(same, carried.run[before[goes_on]], 0)
-        if self.repeat is None and self.is_image:
+        open_ = self._open.get(block.writer)
+        continues = continued >= 0
+        earlier = np.zeros((len(runs), self.dimensions), np.int64)  # rows of earlier blocks that equal the first row
+        if open_ is not None and continues.any():
+            is_same = ~changed.T[begins[continues]]
+            earlier[continues] = np.where(is_same, open_.run[continued[continues]], 0)
+        if self.first_repeat is None and self.is_image:
             repeated = np.flatnonzero(~changed[0])[:1]
-            self.repeat = block.place(path, int(repeated[0])) if len(repeated) else None
+            self.first_repeat = block.place(path, int(repeated[0])) if len(repeated) else None
         changed[:, begins] = True
-        places = np.flatnonzero(changed.reshape(-1))
-        lengths = np.diff(np.append(places, count * self.dimensions))
+        starts = np.flatnonzero(changed.reshape(-1))  # positions where equal rows begin
+        lengths = np.diff(np.append(starts, count * self.dimensions))
         offsets = np.arange(self.dimensions)[:, None] * count
-        heads = np.searchsorted(places, (offsets + begins).reshape(-1))
         total = lengths.copy()
-        total[heads] += earlier.T.reshape(-1)
+        total[np.searchsorted(starts, (offsets + begins).reshape(-1))] += earlier.T.reshape(-1)
         long = np.flatnonzero(total >= self._longest)
-        long = long[~self._are_at_bound(rows, *np.divmod(places[long], count))] if len(long) else long
+        long = long[~self._are_at_bound(rows, *np.divmod(starts[long], count))] if len(long) else long
         is_new = total[long] - lengths[long] < self._longest  # otherwise it was counted in an earlier block
-        dimension = places[long] // count
+        dimension = starts[long] // count
         np.add.at(self.frozen, dimension, np.where(is_new, total[long] - 1, lengths[long]))
         np.add.at(self.freezes, dimension, is_new)
         for i in long[is_new][np.unique(dimension[is_new], return_index=True)[1]].tolist():
-            number, row = divmod(int(places[i]), count)
-            if self.begin[number] is None:
+            number, row = divmod(int(starts[i]), count)
+            if self.first_freezes[number] is None:
                 episode, step = block.place(path, row)
-                self.begin[number] = episode, step - int(total[i] - lengths[i])
-        tails = np.searchsorted(places, (offsets + ends).reshape(-1)) - 1
-        open_ = np.flatnonzero(~block.closes[runs])
-        last = total[tails].reshape(self.dimensions, -1).T[open_]
-        self._carry(block, block.row[runs[open_]], bits[ends[open_] - 1], last)
+                self.first_freezes[number] = episode, step - int(total[i] - lengths[i])
+        last = total[np.searchsorted(starts, (offsets + ends).reshape(-1)) - 1].reshape(self.dimensions, -1).T
+        stays_open = np.flatnonzero(~block.closes[runs])
+        self._update_open(block, block.row[runs[stays_open]], bits[ends[stays_open] - 1], last[stays_open])
 
-    def _carry(self, block: StepRuns, part: Array, bits: Array, run: Array) -> None:
-        """Keep the last rows of episodes that continue; drop the rows of episodes that end here."""
-        carried = self._carried.get(block.writer)
-        if carried is not None and len(carried.part):
-            rest = ~np.isin(carried.part, block.row)
-            part = np.concatenate([carried.part[rest], part])
-            bits = np.concatenate([carried.bits[rest], bits])
-            run = np.concatenate([carried.run[rest], run])
-        order = np.argsort(part)
-        self._carried[block.writer] = _Carried(part[order], bits[order], run[order])
+    def _update_open(self, block: StepRuns, row: Array, bits: Array, run: Array) -> None:
+        """Replace the episodes of this block among the open ones. row, bits, run: see _Open."""
+        open_ = self._open.get(block.writer)
+        if open_ is not None and len(open_.row):
+            others = ~np.isin(open_.row, block.row)
+            row = np.concatenate([open_.row[others], row])
+            bits = np.concatenate([open_.bits[others], bits])
+            run = np.concatenate([open_.run[others], run])
+        order = np.argsort(row)
+        self._open[block.writer] = _Open(row[order], bits[order], run[order])
 
-    def _are_at_bound(self, rows: Array, dimensions: Array, places: Array) -> Array:
-        """Return True for numbers at a bound of their space, where they may stay."""
+    def _are_at_bound(self, rows: Array, dimensions: Array, indices: Array) -> Array:
+        """Return True for numbers at a bound of their space, where they may stay. indices: their rows."""
         if self.is_whole or self._limits is None:
-            return np.zeros(len(places), bool)
-        values = rows.reshape(len(rows), -1)[places, dimensions]
+            return np.zeros(len(indices), bool)
+        values = rows.reshape(len(rows), -1)[indices, dimensions]
         low, high = (limit.reshape(-1)[dimensions] for limit in self._limits)
-        at: Array = (values == low) | (values == high)
-        return at
+        are_at_bound: Array = (values == low) | (values == high)
+        return are_at_bound
 
     def count_bounds(self, block: StepRuns, path: Path, rows: Array) -> None:
         """Count the numbers that are exactly at a finite bound."""
@@ -178,25 +188,20 @@ class _Motion:
         flat = rows.reshape(len(rows), -1)
         at = (flat == self._limits.low.reshape(-1)) | (flat == self._limits.high.reshape(-1))
         self.at_bounds = self.at_bounds + np.count_nonzero(at, axis=0)
-        if self.bound_place is None and at.any():
-            self.bound_place = block.place(path, int(np.flatnonzero(at.any(axis=1))[0]))
+        if self.first_at_bound is None and at.any():
+            self.first_at_bound = block.place(path, int(np.flatnonzero(at.any(axis=1))[0]))
 
-    # -- what was found -----------------------------------------------------------------------------------------------
-
-    @property
-    def lively(self) -> Array:
-        """Return True for numbers that change in most steps, apart from those in which they are frozen."""
-        pairs = self.pairs - self.frozen
-        return (pairs >= _FEW) & (self.changes >= _LIVELY * pairs)
+    # -- results ------------------------------------------------------------------------------------------------------
 
     def frozen_dimensions(self) -> Array:
-        """Return the numbers that froze, but change in nearly all other steps."""
-        return np.flatnonzero((self.freezes > 0) & self.lively)
+        """Return the dimensions that froze, but change in nearly all other steps."""
+        pairs = self.pairs - self.frozen
+        return np.flatnonzero((self.freezes > 0) & (pairs >= _MIN_PAIRS) & (self.changes >= _FREQUENT * pairs))
 
     @property
     def never_changes(self) -> bool:
-        """Return True if rows differ between episodes alone."""
-        return self.pairs >= _FEW and not self.changes.any() and bool(self.varies.any())
+        """Return True if rows differ between episodes, but never within one."""
+        return self.pairs >= _MIN_PAIRS and not self.changes.any() and bool(self.varies.any())
 
     def repeated(self) -> int:
         """Return the number of rows that equal the row before, apart from frozen ones."""
@@ -204,9 +209,9 @@ class _Motion:
 
     def sighting_of_freezes(self, kind: Kind, path: Path) -> Sighting:
         dimensions = self.frozen_dimensions()
-        episode, step = min(place for place in (self.begin[i] for i in dimensions.tolist()) if place is not None)
-        some = None if len(dimensions) == self.dimensions else dimensions
-        column = column_name(path, some, self.leaf.shape)
+        positions = [self.first_freezes[i] for i in dimensions.tolist()]
+        episode, step = min(position for position in positions if position is not None)
+        column = column_name(path, None if len(dimensions) == self.dimensions else dimensions, self.leaf.shape)
         message = f"no change in {self._longest} steps or more, after changes in nearly every step"
         return Sighting(kind, message, int(self.freezes[dimensions].max()), "time", episode, step, column)
 
@@ -215,12 +220,12 @@ def _bits(rows: Array, is_whole: bool) -> Array:
     """Return rows as integers, (rows, width), to compare all bits; wide rows become one integer each."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     size = flat.shape[1] * flat.itemsize
-    item = flat.itemsize if not is_whole else next(it for it in (8, 4, 2, 1) if size % it == 0)
+    item = flat.itemsize if not is_whole else next(width for width in (8, 4, 2, 1) if size % width == 0)
     return flat.view(f"u{item}") if item in (1, 2, 4, 8) else flat.view(np.uint8)
 
 
 class _MotionRule:
-    """Follows the leaves of one column."""
+    """Measures the motion of each leaf of one column."""
 
     root = ""
     kinds_of_space: tuple[str, ...] = ("Box",)
@@ -229,7 +234,7 @@ class _MotionRule:
         self._thresholds = thresholds
         self.longest = max(2, int(thresholds["frozen_steps"]))
         self.motions: dict[tuple[Path, object, tuple[int, ...]], _Motion] = {}
-        self.has_others = False  # leaves of other spaces
+        self.has_others = False  # True if there are leaves of other kinds of spaces
 
     def add(self, block: StepRuns) -> None:
         for path, rows in block.columns.items():
@@ -248,11 +253,11 @@ class _MotionRule:
             self.measure(self.motions[key], space, block, path, rows)
 
     def measure(self, motion: _Motion, space: PlainSpace, block: StepRuns, path: Path, rows: Array) -> None:
-        """Measure more of these rows."""
+        """Update the motion of a leaf further; called with the rows of each block."""
 
 
 class ObservationMotionRule(_MotionRule):
-    """Looks for observations that freeze, repeat or never change. Only of Box: discrete ones often stay the same."""
+    """Looks for Box observations that freeze, repeat or never change. Discrete ones often stay the same."""
 
     root = "observations"
     kinds: ClassVar[Sequence[Kind]] = (_FROZEN, _COPIES, _REPEATED, _CONSTANT, _CONSTANT_PART)
@@ -260,33 +265,33 @@ class ObservationMotionRule(_MotionRule):
     thresholds: ClassVar[Mapping[str, float]] = {"frozen_steps": 25, "repeated_images": 0.4, "constant_steps": 100}
 
     def findings(self) -> Iterator[Sighting]:
-        found = self.motions.values()
-        copies = not self.has_others and all(it.never_changes or not it.varies.any() for it in found)
+        motions = self.motions.values()
+        are_copies = not self.has_others and all(one.never_changes or not one.varies.any() for one in motions)
         for (path, *_), motion in self.motions.items():
-            if motion.never_changes and copies:
+            column = column_name(path)
+            if motion.never_changes and are_copies:
                 message = f"{_COPIES.what}, but differ between episodes: a buffer that was stored as a reference?"
-                yield Sighting(_COPIES, message, motion.pairs, "step", *motion.place or (0, -1), column_name(path))
+                yield Sighting(_COPIES, message, motion.pairs, "step", *motion.first_position or (0, -1), column)
             if len(motion.frozen_dimensions()):
                 yield motion.sighting_of_freezes(_FROZEN, path)
-            share = motion.repeated() / motion.pairs if motion.pairs >= _FEW else 0.0
+            share = motion.repeated() / motion.pairs if motion.pairs >= _MIN_PAIRS else 0.0
             if motion.is_image and motion.changes.any() and share >= self._thresholds["repeated_images"]:
                 message = f"{share:.0%} of the images equal the one before"
-                yield Sighting(
-                    _REPEATED, message, motion.repeated(), "step", *motion.repeat or (0, 0), column_name(path)
-                )
+                position = motion.first_repeat or (0, 0)
+                yield Sighting(_REPEATED, message, motion.repeated(), "step", *position, column)
             yield from self._constant(path, motion)
 
     def _constant(self, path: Path, motion: _Motion) -> Iterator[Sighting]:
-        if motion.rows < self._thresholds["constant_steps"] or motion.varies.all() or motion.place is None:
+        position = motion.first_position
+        if motion.rows < self._thresholds["constant_steps"] or motion.varies.all() or position is None:
             return
         is_float = motion.leaf.dtype is not None and motion.leaf.dtype.kind == "f"
         if not motion.varies.any():
             kind = _CONSTANT if is_float or motion.is_image else _CONSTANT_PART
-            yield Sighting(kind, _CONSTANT.what, motion.rows, "step", *motion.place, column_name(path))
+            yield Sighting(kind, _CONSTANT.what, motion.rows, "step", *position, column_name(path))
         else:
-            same = np.flatnonzero(~motion.varies)
-            column = column_name(path, same, motion.leaf.shape)
-            yield Sighting(_CONSTANT_PART, _CONSTANT_PART.what, motion.rows, "step", *motion.place, column)
+            column = column_name(path, np.flatnonzero(~motion.varies), motion.leaf.shape)
+            yield Sighting(_CONSTANT_PART, _CONSTANT_PART.what, motion.rows, "step", *position, column)
 
 
 class ActionMotionRule(_MotionRule):
@@ -313,13 +318,13 @@ class ActionMotionRule(_MotionRule):
             share = motion.at_bounds / max(1, motion.rows)
             # Numbers that are always at a bound have two values by design, like a gripper.
             clipped = np.flatnonzero((share >= self._thresholds["clipped_actions"]) & (share < 1))
-            if len(clipped) and motion.rows >= _FEW and motion.bound_place is not None:
-                some = None if len(clipped) == motion.dimensions else clipped
+            if len(clipped) and motion.rows >= _MIN_PAIRS and motion.first_at_bound is not None:
                 message = f"up to {share[clipped].max():.0%} of the actions are exactly at a bound: clipped?"
-                column = column_name(path, some, motion.leaf.shape)
+                dimensions = None if len(clipped) == motion.dimensions else clipped
+                column = column_name(path, dimensions, motion.leaf.shape)
                 count = int(motion.at_bounds[clipped].max())
-                yield Sighting(_CLIPPED, message, count, "step", *motion.bound_place, column)
-            if motion.rows >= self._thresholds["constant_actions"] and not motion.varies.any() and motion.place:
-                yield Sighting(
-                    _CONSTANT_ACTIONS, _CONSTANT_ACTIONS.what, motion.rows, "step", *motion.place, column_name(path)
-                )
+                yield Sighting(_CLIPPED, message, count, "step", *motion.first_at_bound, column)
+            position = motion.first_position
+            if motion.rows >= self._thresholds["constant_actions"] and not motion.varies.any() and position:
+                what = _CONSTANT_ACTIONS.what
+                yield Sighting(_CONSTANT_ACTIONS, what, motion.rows, "step", *position, column_name(path))

@@ -24,7 +24,8 @@ _UNBALANCED = Kind("T603", WARNING, "a split with very few episodes")
 _UNEQUAL = Kind("T604", WARNING, "the same seed and actions, but other results")
 
 _MOST_BYTES = 256  # larger observations are compared only if all other values are equal
-_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # of xxHash and golden ratio
+# Multipliers of hashes: the golden ratio, and two primes of xxHash.
+_MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
 _MASK = (1 << 63) - 1
 
 
@@ -40,8 +41,8 @@ class _Hashes:
 class RepeatedRule:
     """Compares episodes by quick hashes of their steps, and then exactly where hashes are equal.
 
-    Episodes without a seed, and branched ones, whose seed does not decide what is new in them, count only if that is
-    long: short ones of small environments are alike by chance.
+    Short episodes of small environments are alike by chance, unless their seeds differ. So episodes without a seed
+    count only if they are long, and branched ones only if they have many steps of their own.
     """
 
     kinds: ClassVar[Sequence[Kind]] = (_TWICE, _SHARED, _UNBALANCED, _UNEQUAL)
@@ -62,15 +63,14 @@ class RepeatedRule:
                 continue
             if path[0] == "observations" and rows.itemsize * rows[:1].size > _MOST_BYTES:
                 continue
-            sums = _sums(block, path, rows, salt)
-            into = hashes.actions if path[0] == "actions" else hashes.results
-            into[block.row] += sums
+            sums = hashes.actions if path[0] == "actions" else hashes.results
+            sums[block.row] += _sums(block, path, rows, salt)
         for row, packed in block.starts.items():
             hashes.starts[row] = hash(packed) & _MASK
 
     def findings(self) -> Iterator[Sighting]:
-        yield from self._splits()
-        groups = self._alike()
+        yield from self._unbalanced_splits()
+        groups = self._probably_equal()
         if not len(groups):
             return
         trace = self._trace
@@ -84,17 +84,17 @@ class RepeatedRule:
         shared: list[tuple[int, int]] = []
         unequal: list[tuple[int, int]] = []
         for group in groups:
-            first: dict[bytes | None, dict[str, int]] = {}
+            by_content: dict[bytes | None, dict[str, int]] = {}  # the first episode of each split
             for index in group.tolist():
-                known = first.setdefault(content[index], {})
+                equal = by_content.setdefault(content[index], {})
                 split = splits[writers[index]]
-                if split in known:
-                    twice.append((known[split], index))
-                elif known:
-                    shared.append((next(iter(known.values())), index))
-                elif len(first) > 1 and self._is_seeded_alone(index):
-                    unequal.append((next(iter(next(iter(first.values())).values())), index))
-                known.setdefault(split, index)
+                if split in equal:
+                    twice.append((equal[split], index))
+                elif equal:
+                    shared.append((next(iter(equal.values())), index))
+                elif len(by_content) > 1 and self._seed_sets_start(index):
+                    unequal.append((int(group[0]), index))
+                equal.setdefault(split, index)
         for kind, pairs in ((_TWICE, twice), (_SHARED, shared), (_UNEQUAL, unequal)):
             if pairs:
                 ordered = (sorted(pair, key=lambda index: int(trace.chosen[index])) for pair in pairs)
@@ -104,8 +104,8 @@ class RepeatedRule:
                 message = f"{kind.what}; first: {first} and {second}"
                 yield Sighting(kind, message, len(pairs), "episode", pair[1], shown_by=shown)
 
-    def _alike(self) -> list[Array]:
-        """Return groups of episodes, as indices of the trace, that are probably the same."""
+    def _probably_equal(self) -> list[Array]:
+        """Return groups of episodes with equal hashes, as indices of the trace."""
         trace, table = self._trace, self._trace.content
         names = ("environment", "seed", "steps", "first_step", "start", "actions", "results")
         keys = np.zeros(len(table), [(name, "<u8") for name in names])
@@ -113,22 +113,22 @@ class RepeatedRule:
         writers = table["writer"]
         described = [pack_lenient(writer.about_or_empty.environment)[0] for writer in trace.readers]
         for number, reader in enumerate(trace.readers):
-            mine = np.flatnonzero(writers == number)
-            rows = trace.rows[mine]
+            own = np.flatnonzero(writers == number)
+            rows = trace.rows[own]
             hashes = self._hashes.get(number)
             if hashes is None or reader.damage:
-                wanted[mine] = False
+                wanted[own] = False
                 continue
-            keys["environment"][mine] = described.index(described[number])
-            keys["start"][mine], keys["actions"][mine] = hashes.starts[rows], hashes.actions[rows]
-            keys["results"][mine] = hashes.results[rows]
+            keys["environment"][own] = described.index(described[number])
+            keys["start"][own], keys["actions"][own] = hashes.starts[rows], hashes.actions[rows]
+            keys["results"][own] = hashes.results[rows]
         repeated = repeated_steps(table, trace.readers)
         is_seeded = (table["seed"] != wire.NO_SEED) & ~self._is_branched[writers]
         keys["seed"], keys["steps"] = table["seed"].astype(np.uint64), table["steps"]
         keys["results"][is_seeded] = 0  # so that other results of the same seed are found
         wanted &= is_seeded | (table["steps"] - repeated >= self._thresholds["repeated_steps"])
-        places = np.flatnonzero(wanted)
-        order = places[np.argsort(_mixed(keys[places]), kind="stable")]
+        indices = np.flatnonzero(wanted)
+        order = indices[np.argsort(_mixed(keys[indices]), kind="stable")]
         if not len(order):
             return []
         same = keys[order][1:] == keys[order][:-1]
@@ -137,16 +137,14 @@ class RepeatedRule:
         groups = np.split(order, np.flatnonzero(opens)[1:]) if len(order) else []
         return [np.sort(group) for group in groups]
 
-    def _is_seeded_alone(self, index: int) -> bool:
-        """Return True if the seed of an episode determines its start: not if several lanes had this seed."""
-        if (
-            self._trace.content["seed"][index] == wire.NO_SEED
-            or self._is_branched[self._trace.content["writer"][index]]
-        ):
+    def _seed_sets_start(self, index: int) -> bool:
+        """Return True if the seed of an episode determines its start: not if several lanes shared the seed."""
+        table = self._trace.content
+        if table["seed"][index] == wire.NO_SEED or self._is_branched[table["writer"][index]]:
             return False
         return not inseparable(self._trace.writer_of(index))
 
-    def _splits(self) -> Iterator[Sighting]:
+    def _unbalanced_splits(self) -> Iterator[Sighting]:
         names = [writer.about_or_empty.split for writer in self._trace.readers]
         counts = dict.fromkeys(names, 0)
         for number, count in enumerate(np.bincount(self._trace.content["writer"], minlength=len(names)).tolist()):
@@ -159,10 +157,10 @@ class RepeatedRule:
 
 
 def _mixed(keys: Array) -> Array:
-    """Return one number per key; equal keys have equal numbers."""
+    """Return one hash per key; equal keys have equal hashes."""
     mixed = np.zeros(len(keys), np.uint64)
     for name in keys.dtype.names or ():
-        mixed = (mixed ^ keys[name]) * _ODD[0]
+        mixed = (mixed ^ keys[name]) * _MULTIPLIERS[0]
         mixed ^= mixed >> np.uint64(29)
     return mixed
 
@@ -177,11 +175,11 @@ def _sums(block: StepRuns, path: tuple[str | int, ...], rows: Array, salt: int) 
     counts = np.diff(bounds)
     begin = block.first_step - (block.has_initial & (path[0] == "observations")) - bounds[:-1]
     steps = (np.repeat(begin, counts) + np.arange(len(rows))).astype(np.uint64)
-    mixed = (steps + np.uint64(salt + 1)) * _ODD[1]
+    mixed = (steps + np.uint64(salt + 1)) * _MULTIPLIERS[1]
     for word in words.T:
-        mixed = (mixed ^ word) * _ODD[0]
+        mixed = (mixed ^ word) * _MULTIPLIERS[0]
         mixed ^= mixed >> np.uint64(32)
-    mixed *= _ODD[2]
+    mixed *= _MULTIPLIERS[2]
     mixed ^= mixed >> np.uint64(29)
     sums = np.zeros(len(counts), np.uint64)
     runs = np.flatnonzero(counts)

@@ -14,34 +14,39 @@ from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting, last_steps
 
 _CONSTANT = Kind("T301", NOTE, "rewards that are the same in the whole trace")
-_SCALE = Kind("T302", WARNING, "rewards of a writer of another scale than those of the others")
+_SCALE = Kind("T302", WARNING, "rewards of a writer that have another scale than those of the other writers")
 _LONE = Kind("T303", WARNING, "single rewards of another scale than the rest")
 
 _PATH = ("rewards",)
-_EXPONENTS = 2200  # exponents of float64: -1074 to 1024, counted from _LOWEST on
-_LOWEST = -1100
-_ENOUGH = 50  # min rewards to tell a scale
-_RARE = 1e-3  # rewards below this share are ignored
+_LOWEST, _EXPONENTS = -1100, 2200  # exponents counted, from the lowest on; float64 has those from -1074 to 1024
+_MIN_REWARDS = 50  # fewer do not show a scale
+_MAX_LONE_SHARE = 1e-3  # more rewards of a writer are not lone ones
 
 
-class _Sizes:
-    """Counts of the sizes of one writer's rewards, by their exponent, and the first place of each."""
+class _Exponents:
+    """Counts of the rewards of one writer by their power of two. Rewards of 0 do not count.
+
+    Attributes:
+        counts: (_EXPONENTS,) int64, counts of all rewards.
+        inner: (_EXPONENTS,) int64, counts without the last steps of episodes, whose rewards often have another scale.
+        first: by index in `inner`: episode and step of the first such reward.
+    """
 
     def __init__(self) -> None:
-        self.counts = np.zeros(_EXPONENTS, np.int64)  # all but 0
-        self.within = np.zeros(_EXPONENTS, np.int64)  # before the last step of an episode, which is often paid apart
-        self.first: dict[int, tuple[int, int]] = {}  # first position of each size in within
+        self.counts = np.zeros(_EXPONENTS, np.int64)
+        self.inner = np.zeros(_EXPONENTS, np.int64)
+        self.first: dict[int, tuple[int, int]] = {}
 
     def add(self, block: StepRuns, rewards: Array, is_last: Array) -> None:
-        known = np.isfinite(rewards) & (rewards != 0)
-        sizes = np.frexp(np.abs(rewards, dtype=np.float64))[1] - _LOWEST
-        self.counts += np.bincount(sizes[known], minlength=_EXPONENTS)
-        within = np.flatnonzero(known & ~is_last)
-        counts = np.bincount(sizes[within], minlength=_EXPONENTS)
-        self.within += counts
-        for size in np.flatnonzero(counts).tolist():
-            if size not in self.first:
-                self.first[size] = block.place(_PATH, int(within[np.argmax(sizes[within] == size)]))
+        is_counted = np.isfinite(rewards) & (rewards != 0)
+        exponents = np.frexp(np.abs(rewards, dtype=np.float64))[1] - _LOWEST
+        self.counts += np.bincount(exponents[is_counted], minlength=_EXPONENTS)
+        rows = np.flatnonzero(is_counted & ~is_last)
+        inner = np.bincount(exponents[rows], minlength=_EXPONENTS)
+        self.inner += inner
+        for exponent in np.flatnonzero(inner).tolist():
+            if exponent not in self.first:
+                self.first[exponent] = block.place(_PATH, int(rows[np.argmax(exponents[rows] == exponent)]))
 
 
 def _median(counts: Array) -> int:
@@ -49,19 +54,21 @@ def _median(counts: Array) -> int:
 
 
 class RewardsRule:
-    """Compares rewards by their powers of two."""
+    """Compares the scales of rewards, as powers of two."""
 
     kinds: ClassVar[Sequence[Kind]] = (_CONSTANT, _SCALE, _LONE)
     columns: ClassVar[Collection[str]] = frozenset(("rewards",))
     thresholds: ClassVar[Mapping[str, float]] = {"reward_scale": 100, "lone_reward": 1000}
 
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
-        self._ratios = {name: max(1, math.ceil(math.log2(max(2, thresholds[name])))) for name in self.thresholds}
+        self._log2_thresholds = {
+            name: max(1, math.ceil(math.log2(max(2, thresholds[name])))) for name in self.thresholds
+        }
         self._trace = trace
-        self._sizes: dict[int, _Sizes] = {}
+        self._exponents: dict[int, _Exponents] = {}  # by writer
         self._rows = 0
         self._first: Any = None
-        self._place = (0, 0)
+        self._first_position = (0, 0)
         self._varies = False
 
     def add(self, block: StepRuns) -> None:
@@ -69,60 +76,58 @@ class RewardsRule:
         if rewards is None or rewards.ndim != 1 or rewards.dtype.kind not in "iuf":
             return
         if self._first is None:
-            self._first, self._place = rewards[0], block.place(_PATH, 0)
+            self._first, self._first_position = rewards[0], block.place(_PATH, 0)
         self._rows += len(rewards)
         self._varies = self._varies or bool((rewards != self._first).any())
-        self._sizes.setdefault(block.writer, _Sizes()).add(block, rewards, last_steps(block))
+        self._exponents.setdefault(block.writer, _Exponents()).add(block, rewards, last_steps(block))
 
     def findings(self) -> Iterator[Sighting]:
         if self._rows and not self._varies:
             message = f"all rewards are {float(self._first):g}"
-            yield Sighting(_CONSTANT, message, self._rows, "step", *self._place, "rewards")
-        odd: dict[int, float] = {}
-        for numbers in self._alike():
-            odd |= self._of_another_scale(numbers)
-        if odd:
-            firsts = (self._trace.content["writer"] == number for number in odd)
-            places = [int(np.argmax(mine)) for mine in firsts]
-            writers = ", ".join(self._trace.writers[number] for number in list(odd)[:3])
-            message = f"rewards of {writers} are about {next(iter(odd.values())):.3g} times those of the others"
-            count = sum(int(self._sizes[number].counts.sum()) for number in odd)
+            yield Sighting(_CONSTANT, message, self._rows, "step", *self._first_position, "rewards")
+        factors: dict[int, float] = {}
+        for numbers in self._writers_by_environment():
+            factors |= self._factors(numbers)
+        if factors:
+            episode = int(np.argmax(np.isin(self._trace.content["writer"], list(factors))))
+            writers = ", ".join(self._trace.writers[number] for number in list(factors)[:3])
+            message = f"rewards of {writers} are about {next(iter(factors.values())):.3g} times those of the others"
+            count = sum(int(self._exponents[number].counts.sum()) for number in factors)
             shown = "stats", "--by", "writer"
-            yield Sighting(_SCALE, message, count, "step", min(places), None, "rewards", shown)
-        yield from self._lone()
+            yield Sighting(_SCALE, message, count, "step", episode, None, "rewards", shown)
+        yield from self._lone_rewards()
 
-    def _alike(self) -> Iterator[list[int]]:
-        """Yield the writers of each environment."""
+    def _writers_by_environment(self) -> Iterator[list[int]]:
         by_id: dict[str, list[int]] = {}
-        for number in self._sizes:
+        for number in self._exponents:
             environment = self._trace.readers[number].about_or_empty.environment
             by_id.setdefault(str(environment.get("id")), []).append(number)
         yield from by_id.values()
 
-    def _of_another_scale(self, numbers: list[int]) -> dict[int, float]:
-        """Return the factor of each writer whose rewards have another scale than most rewards."""
-        total, odd = sum(self._sizes[number].counts for number in numbers), {}
+    def _factors(self, numbers: list[int]) -> dict[int, float]:
+        """Return writers whose rewards have another scale than most rewards, with the factor between the scales."""
+        total, factors = sum(self._exponents[number].counts for number in numbers), {}
         for number in numbers:
-            own = self._sizes[number].counts
+            own = self._exponents[number].counts
             others = total - own
-            if own.sum() < _ENOUGH or others.sum() < own.sum():
+            if own.sum() < _MIN_REWARDS or others.sum() < own.sum():
                 continue
             distance = _median(own) - _median(others)
-            if abs(distance) >= self._ratios["reward_scale"]:
-                odd[number] = 2.0**distance
-        # Of two writers with as many rewards, the later one is the odd one.
-        return dict([list(odd.items())[-1]]) if len(numbers) == 2 and len(odd) == 2 else odd
+            if abs(distance) >= self._log2_thresholds["reward_scale"]:
+                factors[number] = 2.0**distance
+        # If two writers have equally many rewards, report the later one.
+        return dict([list(factors.items())[-1]]) if len(numbers) == 2 and len(factors) == 2 else factors
 
-    def _lone(self) -> Iterator[Sighting]:
-        count, places = 0, []
-        for sizes in self._sizes.values():
-            usual = int(sizes.counts.sum())
-            if usual < _ENOUGH:
+    def _lone_rewards(self) -> Iterator[Sighting]:
+        count, positions = 0, []
+        for exponents in self._exponents.values():
+            rewards = int(exponents.counts.sum())
+            if rewards < _MIN_REWARDS:
                 continue
-            from_ = _median(sizes.counts) + self._ratios["lone_reward"]
-            large = int(sizes.within[from_:].sum())
-            if 0 < large <= max(1, _RARE * usual):
+            limit = _median(exponents.counts) + self._log2_thresholds["lone_reward"]
+            large = int(exponents.inner[limit:].sum())
+            if 0 < large <= max(1, _MAX_LONE_SHARE * rewards):
                 count += large
-                places += [place for size, place in sizes.first.items() if size >= from_]
+                positions += [position for exponent, position in exponents.first.items() if exponent >= limit]
         if count:
-            yield Sighting(_LONE, _LONE.what, count, "step", *min(places), "rewards")
+            yield Sighting(_LONE, _LONE.what, count, "step", *min(positions), "rewards")

@@ -1,4 +1,4 @@
-"""The Protocol of a rule, and all rules: those of gym-trace, and those that other packages add.
+"""The Protocol of a rule, and the rules of gym-trace and of other packages.
 
 A package adds a rule with an entry point of the group gym_trace.lint_rules, which names its class:
 
@@ -33,9 +33,9 @@ class Rule(Protocol):
     """Looks for kinds of findings in one pass over a trace, in bounded memory. Entry points name its class.
 
     Attributes:
-        kinds: what it finds. Codes begin with letters of your own; T is taken.
-        columns: what it reads: any of "observations", "actions", "rewards", "infos", "annotations"; empty: only the
-            table of episodes, trace.content.
+        kinds: kinds of its findings. Codes begin with letters of your own; T is in use.
+        columns: columns that it reads: any of "observations", "actions", "rewards", "infos", "annotations"; empty: only
+            the table of episodes, trace.content.
         thresholds: names and defaults of the numbers that users can set.
     """
 
@@ -70,21 +70,21 @@ def all_rules() -> list[type[Rule]]:
     """Return the rules of gym-trace and of installed packages. Raises InvalidOption if one of these is invalid."""
     rules, codes = list(_OWN), {DAMAGED.code: "gym-trace"} | {k.code: "gym-trace" for it in _OWN for k in it.kinds}
     for entry in entry_points(group=_GROUP):
-        whose = "another package" if entry.dist is None else entry.dist.name
+        package = "another package" if entry.dist is None else entry.dist.name
         try:
             rule: type[Rule] = entry.load()
             kinds = [Kind(*kind) for kind in rule.kinds]
             thresholds, _ = dict(rule.thresholds), frozenset(rule.columns)
         except Exception as error:  # code of another package
-            raise InvalidOption(printable(f"lint rule {entry.name} of {whose}: cannot be loaded: {error}")) from error
+            raise InvalidOption(printable(f"lint rule {entry.name} of {package}: cannot be loaded: {error}")) from error
         for kind in kinds:
             if kind.code in codes or kind.severity not in SEVERITIES or not kind.code.isalnum():
-                taken = f"{codes[kind.code]} has this code" if kind.code in codes else "invalid code or severity"
-                raise InvalidOption(printable(f"lint rule {entry.name} of {whose}: {kind.code}: {taken}"))
-            codes[kind.code] = whose
-        if taken_names := thresholds.keys() & {name for it in rules for name in it.thresholds}:
-            names = ", ".join(sorted(taken_names))
-            raise InvalidOption(printable(f"lint rule {entry.name} of {whose}: threshold {names}: taken; rename it"))
+                problem = f"{codes[kind.code]} has this code" if kind.code in codes else "invalid code or severity"
+                raise InvalidOption(printable(f"lint rule {entry.name} of {package}: {kind.code}: {problem}"))
+            codes[kind.code] = package
+        if in_use := thresholds.keys() & {name for other in rules for name in other.thresholds}:
+            names = ", ".join(sorted(in_use))
+            raise InvalidOption(printable(f"lint rule {entry.name} of {package}: threshold {names}: exists; rename it"))
         rules.append(rule)
     return rules
 
@@ -97,7 +97,7 @@ def all_kinds(rules: Sequence[type[Rule]]) -> list[Kind]:
 def chosen_codes(kinds: Iterable[Kind], select: Collection[str], ignore: Collection[str], notes: bool) -> set[str]:
     """Return the codes to look for. select, ignore: codes or beginnings of codes; no select: all but notes.
 
-    Raises InvalidOption for one that no code begins with.
+    Raises InvalidOption for an element that is not the beginning of a code.
     """
     kinds = list(kinds)
     codes = [kind.code for kind in kinds]
@@ -114,7 +114,7 @@ def chosen_codes(kinds: Iterable[Kind], select: Collection[str], ignore: Collect
 
 def merged_thresholds(rules: Sequence[type[Rule]], given: Mapping[str, float]) -> dict[str, float]:
     """Return all thresholds: the given ones, and defaults. Raises InvalidOption."""
-    merged = {name: value for rule in rules for name, value in rule.thresholds.items()}
+    merged = {name: default for rule in rules for name, default in rule.thresholds.items()}
     for name, value in given.items():
         if name not in merged:
             near = difflib.get_close_matches(name, merged, n=1, cutoff=0.5)

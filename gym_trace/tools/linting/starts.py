@@ -17,48 +17,51 @@ from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting
 from gym_trace.tools.replay.lanes import inseparable, lanes_of
 
 _UNVERIFIABLE = Kind("T501", WARNING, "episodes that cannot be verified: no seed, and no generator state recorded")
-_ALONE = Kind("T502", NOTE, "recordings that cannot be verified: the environment is not described, or steps all lanes")
+_UNDESCRIBED = Kind(
+    "T502", NOTE, "recordings that cannot be verified: the environment is not described, or steps all lanes together"
+)
 _CLOCK = Kind("T503", WARNING, "jumps of the clock")
 
 _STATE = b"rng_state"
 
 
 class StartsRule:
-    """Looks at seeds, generator states and times."""
+    """Checks seeds, generator states and times."""
 
-    kinds: ClassVar[Sequence[Kind]] = (_UNVERIFIABLE, _ALONE, _CLOCK)
+    kinds: ClassVar[Sequence[Kind]] = (_UNVERIFIABLE, _UNDESCRIBED, _CLOCK)
     columns: ClassVar[Collection[str]] = frozenset(("starts",))
     thresholds: ClassVar[Mapping[str, float]] = {"clock_seconds": 1}
 
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._trace = trace
-        self._jump = max(1, int(thresholds["clock_seconds"] * 1e9))
-        self._stateless: dict[int, set[int]] = {}  # by writer: rows of episodes begun without a generator state
+        self._min_jump = max(1, int(thresholds["clock_seconds"] * 1e9))  # nanoseconds
+        self._stateless: dict[int, set[int]] = {}  # by writer: rows of episodes without an initial generator state
 
     def add(self, block: StepRuns) -> None:
         rows = [row for row, packed in block.starts.items() if _STATE not in packed]
         self._stateless.setdefault(block.writer, set()).update(rows)
 
     def findings(self) -> Iterator[Sighting]:
-        hopeless: list[int] = []
-        alone: list[int] = []
+        unverifiable: list[int] = []
+        undescribed: list[int] = []  # first episode of each writer
         for number, reader in enumerate(self._trace.readers):
             try:
                 about = reader.about
             except CorruptTrace:
                 continue
-            mine = np.flatnonzero(self._trace.content["writer"] == number)
-            if about.is_imported or not len(mine):
+            own = np.flatnonzero(self._trace.content["writer"] == number)
+            if about.is_imported or not len(own):
                 continue
             if inseparable(reader) or not (about.environment.get("made") or about.environment.get("spec")):
-                alone += self._trace.chosen[mine[:1]].tolist()
+                undescribed += self._trace.chosen[own[:1]].tolist()
             else:
-                hopeless += self._unverifiable(number).tolist()
-        if hopeless:
-            shown = "verify", "--episodes", str(hopeless[0])
-            yield Sighting(_UNVERIFIABLE, _UNVERIFIABLE.what, len(hopeless), "episode", hopeless[0], shown_by=shown)
-        if alone:
-            yield Sighting(_ALONE, _ALONE.what, len(alone), "writer", alone[0])
+                unverifiable += self._unverifiable(number).tolist()
+        if unverifiable:
+            first, count = unverifiable[0], len(unverifiable)
+            shown = "verify", "--episodes", str(first)
+            yield Sighting(_UNVERIFIABLE, _UNVERIFIABLE.what, count, "episode", first, shown_by=shown)
+        if undescribed:
+            yield Sighting(_UNDESCRIBED, _UNDESCRIBED.what, len(undescribed), "writer", undescribed[0])
         jumps = sorted(jump for number in range(len(self._trace.readers)) for jump in self._jumps(number))
         if jumps:
             episode, seconds = jumps[0]
@@ -72,28 +75,28 @@ class StartsRule:
         rows, stateless = trace.rows, self._stateless.get(number, set())
         for lane in lanes_of(trace, [number]):
             indices = np.array(lane.indices)
-            own = [row in stateless for row in rows[indices].tolist()]
+            is_stateless = np.array([row in stateless for row in rows[indices].tolist()], bool)
             has_start = reader.parts.starts[rows[indices]] >= 0
-            known = (seeds[indices] != wire.NO_SEED) | (has_start & ~np.array(own, bool))
-            opens = ~np.array(lane.follows, bool) | known
+            is_known = (seeds[indices] != wire.NO_SEED) | (has_start & ~is_stateless)
+            opens = ~np.array(lane.follows, bool) | is_known
             # Episodes after a replayable episode are replayable, too.
-            hopeful = known[np.maximum.accumulate(np.where(opens, np.arange(len(opens)), 0))]
-            found.append(indices[~hopeful & (first_steps[indices] == 0)])
+            is_replayable = is_known[np.maximum.accumulate(np.where(opens, np.arange(len(opens)), 0))]
+            found.append(indices[~is_replayable & (first_steps[indices] == 0)])
         return np.sort(trace.chosen[np.concatenate([np.empty(0, np.int64), *found])])
 
     def _jumps(self, number: int) -> Iterator[tuple[int, float]]:
-        """Yield episodes with a jump of UTC against the monotonic clock during or just before them, and its seconds."""
+        """Yield each jump of UTC against the monotonic clock: the episode in which or before which it was, seconds."""
         trace, reader = self._trace, self._trace.readers[number]
-        mine = np.flatnonzero((trace.content["writer"] == number) & ~np.isnat(trace.content["start_time"]))
-        offset = trace.content["clock_offset"][mine]
-        begin = trace.content["start_time"][mine].view(np.int64) - offset
-        drift, has_end = _drifts(reader, trace.rows[mine])
-        times = np.concatenate([begin, (begin + trace.content["duration"][mine])[has_end]])
+        own = np.flatnonzero((trace.content["writer"] == number) & ~np.isnat(trace.content["start_time"]))
+        offset = trace.content["clock_offset"][own]
+        begin = trace.content["start_time"][own].view(np.int64) - offset
+        drift, has_end = _drifts(reader, trace.rows[own])
+        times = np.concatenate([begin, (begin + trace.content["duration"][own])[has_end]])
         offsets = np.concatenate([offset, (offset + drift)[has_end]])
-        episodes = np.concatenate([trace.chosen[mine], trace.chosen[mine][has_end]])
+        episodes = np.concatenate([trace.chosen[own], trace.chosen[own][has_end]])
         order = np.argsort(times, kind="stable")
         jumps = np.diff(offsets[order])
-        for i in np.flatnonzero(np.abs(jumps) >= self._jump).tolist():
+        for i in np.flatnonzero(np.abs(jumps) >= self._min_jump).tolist():
             yield int(episodes[order[i + 1]]), float(jumps[i] / 1e9)
 
 

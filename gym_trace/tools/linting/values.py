@@ -16,11 +16,11 @@ from gym_trace.tools.linting.findings import ERROR, WARNING, Kind, Sighting, col
 
 _NAN = Kind("T101", ERROR, "NaN in observations, actions or rewards")
 _INFINITE = Kind("T102", ERROR, "infinite observations, actions or rewards")
-_NOTES = Kind("T103", WARNING, "NaN or infinite annotations")
+_ANNOTATIONS = Kind("T103", WARNING, "NaN or infinite annotations")
 _OBSERVATIONS = Kind("T104", WARNING, "observations outside their space")
 _ACTIONS = Kind("T105", ERROR, "actions outside their space")
 _MISFITS = Kind("T106", WARNING, "values without the dtype or shape of their space")
-_WIDE = 512  # numbers per row when short rows are reduced together
+_REDUCED_TOGETHER = 512  # numbers of short rows that are reduced as one row
 
 
 class Limits(NamedTuple):
@@ -65,18 +65,18 @@ class Limits(NamedTuple):
 
 
 class _Count:
-    """Rows counted for one kind and column, and the first place."""
+    """Invalid rows of one kind and column: their number, the first episode and step, and the invalid dimensions."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self.place: tuple[int, int] | None = None
+        self.first: tuple[int, int] | None = None
         self.dimensions: set[int] = set()
 
 
 class ValuesRule:
-    """Checks the min and max of each block, and single numbers only if these are invalid."""
+    """Checks the min and max of each block, and its single numbers only if these are invalid."""
 
-    kinds: ClassVar[Sequence[Kind]] = (_NAN, _INFINITE, _NOTES, _OBSERVATIONS, _ACTIONS, _MISFITS)
+    kinds: ClassVar[Sequence[Kind]] = (_NAN, _INFINITE, _ANNOTATIONS, _OBSERVATIONS, _ACTIONS, _MISFITS)
     columns: ClassVar[Collection[str]] = frozenset(("observations", "actions", "rewards", "annotations"))
     thresholds: ClassVar[Mapping[str, float]] = {}
 
@@ -91,71 +91,72 @@ class ValuesRule:
                 continue
             leaf, space = leaves.get(path, (None, None))
             if leaf is not None and leaf.dtype is not None and (rows.dtype, rows.shape[1:]) != (leaf.dtype, leaf.shape):
-                self._take(_MISFITS, block, path, _misfits(rows, leaf), ())
+                self._count(_MISFITS, block, path, _misfits(rows, leaf), ())
             if rows.dtype == object and (leaf is None or leaf.dtype is not None):
-                self._look_at_odd(block, path, np.array(list(map(_odd, rows)), np.int8))
+                self._count_non_finite(block, path, np.array(list(map(_non_finite, rows)), np.int8))
             if rows.dtype.kind not in "biufc" or not rows.size:
                 continue
-            least, largest = (rows.min(), rows.max()) if rows.dtype.kind != "c" else (rows.sum(), rows.sum())
-            if rows.dtype.kind in "fc" and not (np.isfinite(least) and np.isfinite(largest)):
-                self._look_at_odd(block, path, np.isnan(rows) + 2 * np.isinf(rows))
+            min_, max_ = (rows.min(), rows.max()) if rows.dtype.kind != "c" else (rows.sum(), rows.sum())
+            if rows.dtype.kind in "fc" and not (np.isfinite(min_) and np.isfinite(max_)):
+                self._count_non_finite(block, path, np.isnan(rows) + 2 * np.isinf(rows))
             if leaf is not None and space is not None and rows.shape[1:] == leaf.shape and rows.dtype.kind != "c":
-                self._compare(block, path, rows, leaf, space, least, largest)
+                self._count_outside(block, path, rows, leaf, space, min_, max_)
 
-    def _look_at_odd(self, block: StepRuns, path: Path, odd: Array) -> None:
-        """odd: 1 for NaN, 2 for an infinity, 3 for a row that has both."""
-        shape = odd.shape[1:]
+    def _count_non_finite(self, block: StepRuns, path: Path, codes: Array) -> None:
+        """codes: see _non_finite()."""
+        shape = codes.shape[1:]
         if path[0] == "annotations":
-            self._take(_NOTES, block, path, odd > 0, shape)
+            self._count(_ANNOTATIONS, block, path, codes > 0, shape)
             return
-        self._take(_NAN, block, path, odd & 1 > 0, shape)
-        self._take(_INFINITE, block, path, odd & 2 > 0, shape)
+        self._count(_NAN, block, path, codes & 1 > 0, shape)
+        self._count(_INFINITE, block, path, codes & 2 > 0, shape)
 
-    def _compare(
-        self, block: StepRuns, path: Path, rows: Array, leaf: Leaf, space: PlainSpace, least: Array, largest: Array
+    def _count_outside(
+        self, block: StepRuns, path: Path, rows: Array, leaf: Leaf, space: PlainSpace, min_: Array, max_: Array
     ) -> None:
         key = block.writer, path
         if key not in self._limits:
             limits = Limits.of(leaf, space)
             self._limits[key] = None if limits is None or limits.are_of_dtype else limits
-        known = self._limits[key]
-        if known is None or (least >= known.low.max() and largest <= known.high.min()):
+        bounds = self._limits[key]
+        if bounds is None or (min_ >= bounds.low.max() and max_ <= bounds.high.min()):
             return
         with np.errstate(invalid="ignore"):  # NaN does not count as outside; T101 reports it
             lows, highs = _by_dimension(np.minimum, rows), _by_dimension(np.maximum, rows)
-            if not np.isnan(least) and (lows >= known.low).all() and (highs <= known.high).all():
+            if not np.isnan(min_) and (lows >= bounds.low).all() and (highs <= bounds.high).all():
                 return
-            outside = ((rows < known.low) | (rows > known.high)) & ~np.isinf(rows)
-        self._take(_OBSERVATIONS if path[0] == "observations" else _ACTIONS, block, path, outside, leaf.shape)
+            outside = ((rows < bounds.low) | (rows > bounds.high)) & ~np.isinf(rows)
+        self._count(_OBSERVATIONS if path[0] == "observations" else _ACTIONS, block, path, outside, leaf.shape)
 
-    def _take(self, kind: Kind, block: StepRuns, path: Path, wrong: Array, shape: tuple[int, ...]) -> None:
-        """wrong: (rows, *shape), True for invalid numbers."""
-        flat = wrong.reshape(len(wrong), -1)
+    def _count(self, kind: Kind, block: StepRuns, path: Path, is_invalid: Array, shape: tuple[int, ...]) -> None:
+        """is_invalid: (rows, *shape), True for invalid numbers."""
+        flat = is_invalid.reshape(len(is_invalid), -1)
         rows = np.flatnonzero(flat.any(axis=1))
         if not len(rows):
             return
         count = self._found.setdefault((kind, path, shape), _Count())
         count.rows += len(rows)
-        count.place = count.place or block.place(path, int(rows[0]))
+        count.first = count.first or block.place(path, int(rows[0]))
         if shape:
             count.dimensions.update(np.flatnonzero(flat.any(axis=0)).tolist())
 
     def findings(self) -> Iterator[Sighting]:
         for (kind, path, shape), count in self._found.items():
-            assert count.place is not None
-            episode, step = count.place
-            some = np.array(sorted(count.dimensions)) if len(count.dimensions) < np.prod(shape) else None
-            column = column_name(path, some, shape)
+            assert count.first is not None
+            episode, step = count.first
+            dimensions = np.array(sorted(count.dimensions)) if len(count.dimensions) < np.prod(shape) else None
+            column = column_name(path, dimensions, shape)
             yield Sighting(kind, kind.what, count.rows, "step", episode, step, column)
 
 
 def _misfits(rows: Array, leaf: Leaf) -> Array:
+    """Return True for values without the dtype or shape of their space; rows of other arrays are all misfits."""
     if rows.dtype != object:
         return np.ones(len(rows), bool)
     return np.array([not leaf.fits(value) for value in rows], bool)
 
 
-def _odd(value: object) -> int:
+def _non_finite(value: object) -> int:
     """Return 1 for NaN, 2 for an infinity, 3 for an array with both, 0 for all other values."""
     if not isinstance(value, (float, np.floating, np.ndarray)) or np.asarray(value).dtype.kind not in "fc":
         return 0
@@ -163,9 +164,9 @@ def _odd(value: object) -> int:
 
 
 def _by_dimension(ufunc: np.ufunc, rows: Array) -> Array:
-    """Return ufunc.reduce() of rows, (rows, ...); several times faster for short rows."""
+    """Return ufunc.reduce(rows), but several times faster for short rows."""
     flat = rows.reshape(len(rows), -1)
-    together = _WIDE // max(1, flat.shape[1])
+    together = _REDUCED_TOGETHER // max(1, flat.shape[1])
     if together > 1 and len(flat) > together:
         whole = len(flat) - len(flat) % together
         wide = ufunc.reduce(flat[:whole].reshape(-1, together * flat.shape[1]), axis=0)

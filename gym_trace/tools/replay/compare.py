@@ -25,11 +25,12 @@ _PLAIN_NUMBERS = (bool, int, float, np.float64)
 class Difference(NamedTuple):
     """The first difference of a replay from the recording.
 
-    step: index of the step, or None at the reset.
-    column: e.g. "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
-    at: index of the element in the value, () for a scalar.
-    recorded, seen: the two elements, or the two values unless both are arrays of one dtype and shape.
-    largest: largest difference between elements of the two values; None unless both are arrays of numbers.
+    Attributes:
+        step: index of the step, or None at the reset.
+        column: e.g. "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
+        at: index of the first different element in the value, () for a scalar.
+        recorded, seen: the two elements, or the two values unless both are arrays of one dtype and shape.
+        largest: largest difference between elements of the two values; None unless both are arrays of numbers.
     """
 
     step: int | None
@@ -40,9 +41,9 @@ class Difference(NamedTuple):
     largest: float | None
 
     def __str__(self) -> str:
-        return self.told()
+        return self.as_text()
 
-    def told(self, first: str = "recorded", second: str = "seen") -> str:
+    def as_text(self, first: str = "recorded", second: str = "seen") -> str:
         """Return the position and the two values as text. first, second: names of the values."""
         where = "at the reset" if self.step is None else f"at step {self.step}"
         if self.column == "error":
@@ -92,10 +93,10 @@ class EpisodeComparison:
     """Compares the results of resets and steps with a recorded episode.
 
     Args:
-        observations: of the episode, or a structure that gives single rows of them.
-        all_infos: True if all infos were recorded, so that there must not be others.
+        observations: the observations of the episode, or a structure that returns single rows; None: those of episode.
+        all_infos: True if all infos were recorded, so that an unrecorded one is a difference.
         batched: True for a lane of a vector environment that is compared with a single environment.
-        replayed: True if it is played again, so that it takes another time; see without_clock().
+        replayed: True for results of a replay, which takes another time; see without_clock().
 
     Attributes:
         largest: largest difference of numbers that count as close.
@@ -117,15 +118,15 @@ class EpisodeComparison:
         self._columns = columns = comparison.columns
         self._layout: Layout = layouts.observations
         self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
-        self._parts: list[Array] | None = None  # None: rows have another structure than the space
+        self._leaves: list[Array] | None = None  # recorded observations; None: their structure is not the space's
         if "observations" in columns:
             self._observations = episode.observations if observations is None else observations
             with contextlib.suppress(LookupError):
-                self._parts = self._layout.split(self._observations)
+                self._leaves = self._layout.split(self._observations)
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
-        self._unknown = -1 if episode.has_final_observation else len(episode)  # row of observations
+        self._unknown_row = -1 if episode.has_final_observation else len(episode)  # of the observations
         self._reset_info = episode.reset_info if "infos" in columns else None
         self._infos = None if self._reset_info is None else infos_of(episode)
 
@@ -151,17 +152,17 @@ class EpisodeComparison:
         return difference
 
     def _observation(self, step: int | None, row: int, observation: Any) -> Difference | None:
-        if "observations" not in self._columns or row == self._unknown:
+        if "observations" not in self._columns or row == self._unknown_row:
             return None
-        if self._parts is None:
+        if self._leaves is None:
             return self.value(step, "observations", self._observations[row], observation)
         try:
             seen = self._layout.split(observation)
         except LookupError:
-            recorded = [part[row] for part in self._parts]
+            recorded = [rows[row] for rows in self._leaves]
             return Difference(step, "observations", (), recorded, observation, None)
-        for name, leaf, part, value in zip(self._names, self._layout.leaves(), self._parts, seen):
-            difference = self.value(step, name, part[row], as_kept(value, leaf))
+        for name, leaf, rows, value in zip(self._names, self._layout.leaves(), self._leaves, seen):
+            difference = self.value(step, name, rows[row], as_kept(value, leaf))
             if difference is not None:
                 return difference
         return None
@@ -193,12 +194,12 @@ class EpisodeComparison:
         """Compare two values; return the difference."""
         seen = plain_array(seen)
         if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
-            kept = pack_lenient(recorded)[0]
-            if kept in (pack_lenient(seen)[0], pack_lenient(_enums_as_text(seen))[0]):
+            packed = pack_lenient(recorded)[0]
+            if packed in (pack_lenient(seen)[0], pack_lenient(_enums_as_text(seen))[0]):
                 return None
             return Difference(step, column, (), recorded, seen, None)
-        alike = recorded.dtype == seen.dtype and recorded.shape == seen.shape
-        if alike and recorded.tobytes() == seen.tobytes():
+        has_same_type = recorded.dtype == seen.dtype and recorded.shape == seen.shape
+        if has_same_type and recorded.tobytes() == seen.tobytes():
             return None
         are_numbers = recorded.dtype.kind in "biuf" and seen.dtype.kind in "biuf"
         if recorded.shape != seen.shape or not are_numbers:
@@ -214,8 +215,8 @@ class EpisodeComparison:
         if (atol or self._rtol) and close.all():
             self.largest, self.exact = max(self.largest, largest), False
             return None
-        off = ~close if atol or self._rtol or not alike else _bits_differ(a, b)
-        at = next((tuple(place) for place in np.argwhere(off).tolist()), ())
+        differs = ~close if atol or self._rtol or not has_same_type else _bits_differ(a, b)
+        at = next((tuple(index) for index in np.argwhere(differs).tolist()), ())
         if a.shape and not at:  # only the dtypes differ
             return Difference(step, column, (), recorded, seen, largest)
         return Difference(step, column, at, a[at][()], b[at][()], largest)
@@ -243,8 +244,8 @@ class Fingerprint:
     def step(
         self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> None:
-        told = [observation, reward, bool(terminated), bool(truncated), without_clock(info) if self._infos else None]
-        self._hash.update(pack_lenient(told)[0])
+        result = [observation, reward, bool(terminated), bool(truncated), without_clock(info) if self._infos else None]
+        self._hash.update(pack_lenient(result)[0])
 
     def digest(self) -> bytes:
         return self._hash.digest()
@@ -257,9 +258,10 @@ def without_clock(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a reward as the recorder stores it: plain numbers, and rewards of several types, are float64.
+    """Return a reward as the recorder stores it. dtype: dtype of the recorded rewards.
 
-    Where integers are kept, as by other packages, plain ones become these.
+    Recorders store plain numbers, and rewards of several types, as float64. Imported rewards may be integers; a plain
+    integer then becomes one of that dtype.
     """
     if type(reward) is int and dtype.kind in "iu" and np.iinfo(dtype).min <= reward <= np.iinfo(dtype).max:
         return dtype.type(reward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -21,14 +21,14 @@ from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.tools.replay.fingerprints import Fingerprints, fingerprints_of
 
-_OF_THE_EPISODE = ("seed", "options", "first_step", "outcome", "has_final_observation")
+_EPISODE_VALUES = ("seed", "options", "first_step", "outcome", "has_final_observation")
 _COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
-DIFFABLE = _COLUMNS + _OF_THE_EPISODE
+DIFFABLE = _COLUMNS + _EPISODE_VALUES
 # Fields of the table of episodes that distinguish most episodes, and the column of each.
 _DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
 # Fields of the fragment table that must be equal; times of recording may differ.
 _FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")
-_WINDOW = 1024  # steps that are compared together
+_WINDOW = 1024  # steps compared together
 _ROOTS = frozenset(("starts", "observations", "actions", "rewards", "infos", "annotations"))
 
 
@@ -52,22 +52,22 @@ def diff_traces(
 ) -> Iterator[EpisodeDifference]:
     """Compare corresponding episodes one at a time, in bounded memory.
 
-    If both have episodes of one recording, as after an edit, episodes are matched by writer, id and first step.
-    Otherwise by seed, if every episode of both traces has its own, except those that were left incomplete and recorded
-    again; or by index, if the traces line up. If they do not, episodes with the same observations, actions and rewards
-    are matched first; the rest by seed, and then by index. So runs of several processes, with episodes in any order,
-    can be compared. Yields one result per pair, in the order of the first trace. Running episodes are compared as far
-    as they have been recorded.
+    Episodes of the same recording, as after an edit, are matched by writer, id and first step. Episodes of different
+    recordings are matched by seed, if each has its own; episodes that were left incomplete and recorded again are
+    skipped. Without such seeds they are matched by index, if the traces line up. If not, episodes with the same
+    observations, actions and rewards are matched first; the rest by seed, and then by index. So runs of several
+    processes, with episodes in any order, can be compared. Yields one result per pair, in the order of the first trace.
+    Running episodes are compared as far as they have been recorded.
 
-    If the episodes are in another order, both traces are read once before the first result, and a hash per episode is
-    kept. Only episodes with different hashes are read again.
+    If the episodes are in another order, both traces are read once before the first result, to get one hash per
+    episode. Only episodes with different hashes are read again.
 
-    In a Difference, "recorded" is the value of the first trace and "seen" that of the second one. If an episode is
-    shorter than the other, column is "steps".
+    In a Difference, "recorded" is the value in the first trace and "seen" the value in the second one. If one episode
+    is shorter, column is "steps".
 
     Args:
-        first, second: traces, views of some, or their directories.
-        atol, rtol, tolerances: of numbers, as for verify_trace(); both 0: bit for bit.
+        first, second: traces, views, or directories.
+        atol, rtol, tolerances: tolerances of numbers, as for verify_trace(); both 0: bit for bit.
         ignore: columns and values that are not compared: "observations", "actions", "rewards", "terminations",
             "truncations", "infos", "annotations", "seed", "options", "first_step", "outcome" or
             "has_final_observation".
@@ -85,8 +85,8 @@ def compare_episodes(first: Trace, index: int, second: Trace, other_index: int) 
     """Return the first difference of any two episodes, bit for bit and step by step; None if their steps are equal.
 
     Their seeds, options and outcomes are not compared. Memory does not grow with the episodes. In the Difference,
-    "recorded" is the value of the first one; if it has no step, it is at the reset; if one of them is shorter, its
-    column is "steps".
+    "recorded" is the value in the first episode. Its step is None at the reset; its column is "steps" if one episode
+    is shorter.
 
     Raises IndexError, CorruptTrace.
     """
@@ -96,13 +96,12 @@ def compare_episodes(first: Trace, index: int, second: Trace, other_index: int) 
         a, b = one[start : start + _WINDOW], other[start : start + _WINDOW]
         if len(a) == len(b) and all(_same(_column(a, name), _column(b, name)) for name in _COLUMNS):
             continue
-        seen = EpisodeComparison(Comparison(), a, layouts, all_infos=True)
-        found = _first(seen, a, b, compared)
+        comparer = EpisodeComparison(Comparison(), a, layouts, all_infos=True)
+        found = _first_difference(comparer, a, b, compared)
         if found is not None and found.column != "steps":
             return found if found.step is None else found._replace(step=found.step + start)
-        if found is None:  # no step of its own, but a dtype, or a column that only one of them has
-            name = next(name for name in _COLUMNS if not _same(_column(a, name), _column(b, name)))
-            return Difference(start or None, name, (), _told(_column(a, name)), _told(_column(b, name)), None)
+        if found is None:
+            return _difference_of_columns(a, b, _COLUMNS, start or None)
     if len(one) != len(other):
         return Difference(min(len(one), len(other)), "steps", (), len(one), len(other), None)
     return None
@@ -127,27 +126,27 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
 def _compared_pairs(
     a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]
 ) -> Iterator[EpisodeDifference]:
-    ours, known = ({(writer.writer, writer.about_or_empty.created) for writer in t.readers} for t in (a, b))
-    if ours & known:
-        places = _places_by_identity(a, b, {writer for writer, _ in ours & known})
-        yield from _in_any_order(a, b, *places, comparison, compared)
+    writers, others = ({(writer.writer, writer.about_or_empty.created) for writer in t.readers} for t in (a, b))
+    if common_writers := {writer for writer, _ in writers & others}:
+        pairs = _pairs_by_identity(a, b, common_writers)
+        yield from _in_any_order(a, b, *pairs, comparison, compared)
         return
-    whole, others = _whole(a), _whole(b)
-    mine, theirs = a.content["seed"][whole], b.content["seed"][others]
-    each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
+    whole, other_whole = _not_repeated(a), _not_repeated(b)
+    seeds, other_seeds = a.content["seed"][whole], b.content["seed"][other_whole]
+    seeds_are_unique = all(len(np.unique(s)) == len(s) and (s >= 0).all() for s in (seeds, other_seeds))
     common = slice(min(len(a), len(b)))
-    told = [name for name, column in _DISTINGUISHING.items() if column in compared]
-    lined_up = ["seed"] if each_one else ["writer", *told]
-    if all(a.content[name][common].tobytes() == b.content[name][common].tobytes() for name in lined_up):
+    distinguishing = [name for name, column in _DISTINGUISHING.items() if column in compared]
+    must_equal = ["seed"] if seeds_are_unique else ["writer", *distinguishing]
+    if all(a.content[name][common].tobytes() == b.content[name][common].tobytes() for name in must_equal):
         for one, other in zip(a.scan(episodes=common), b.scan(episodes=common)):
             yield _compared(a, one, other, comparison, compared)
-    elif each_one:
-        _, left, right = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
-        yield from _in_any_order(a, b, whole[left], others[right], comparison, compared)
+    elif seeds_are_unique:
+        _, left, right = np.intersect1d(seeds, other_seeds, assume_unique=True, return_indices=True)
+        yield from _in_any_order(a, b, whole[left], other_whole[right], comparison, compared)
     else:
-        prints = _prints_of_similar(a, b, compared)
-        places = _places_by_content(a, b, prints)
-        yield from _in_any_order(a, b, *places, comparison, compared, prints)
+        fingerprints = _fingerprints_of_similar(a, b, compared)
+        pairs = _pairs_by_content(a, b, fingerprints)
+        yield from _in_any_order(a, b, *pairs, comparison, compared, fingerprints)
 
 
 def _in_any_order(
@@ -157,85 +156,85 @@ def _in_any_order(
     right: Array,
     comparison: Comparison,
     compared: frozenset[str],
-    prints: list[Fingerprints] | None = None,
+    fingerprints: list[Fingerprints] | None = None,
 ) -> Iterator[EpisodeDifference]:
     """Compare pairs of episodes, in the order of the first trace. Reads both, then those with different fingerprints.
 
-    left, right: their places in a and b. prints: None: computed here.
+    left, right: indices of the pairs in a and b. fingerprints: None: computed here.
     """
     order = np.argsort(left)
     left, right = left[order], right[order]
-    if prints is None:
-        prints = [_prints(a, left, compared), _prints(b, right, compared)]
-    ours, theirs = (one.whole for one in prints)
+    if fingerprints is None:
+        fingerprints = [_fingerprints(a, left, compared), _fingerprints(b, right, compared)]
+    hashes, other_hashes = (found.whole for found in fingerprints)
     pairs = list(zip(left.tolist(), right.tolist()))
-    is_same = [ours[one] is not None and ours[one] == theirs[other] for one, other in pairs]
-    closer, steps = a.scan(episodes=left[np.logical_not(is_same)]), a.content["steps"]
-    for same, (one, other) in zip(is_same, pairs):
+    are_same = [hashes[one] is not None and hashes[one] == other_hashes[other] for one, other in pairs]
+    read_again, steps = a.scan(episodes=left[np.logical_not(are_same)]), a.content["steps"]
+    for is_same, (one, other) in zip(are_same, pairs):
         yield (
             EpisodeDifference(one, int(steps[one]), None)
-            if same
-            else _compared(a, next(closer), b[other], comparison, compared)
+            if is_same
+            else _compared(a, next(read_again), b[other], comparison, compared)
         )
 
 
-def _prints(trace: Trace, places: Array, compared: frozenset[str], for_pairs: bool = False) -> Fingerprints:
-    """Return fingerprints of these episodes; for damaged ones, only fingerprints that pairs need.
+def _fingerprints(trace: Trace, indices: Array, compared: frozenset[str], for_pairs: bool = False) -> Fingerprints:
+    """Return fingerprints of these episodes; if one is damaged, no hashes, or with for_pairs only those of contents.
 
-    _compared() raises at other damage, after the episodes before it. Raises CorruptTrace.
+    Damage is raised by _compared(), after the episodes before it; with for_pairs, also here if contents are damaged.
     """
     try:
-        return fingerprints_of(trace, places, compared)
+        return fingerprints_of(trace, indices, compared)
     except CorruptTrace:
         if for_pairs:
-            return fingerprints_of(trace, places, compared, only_content=True)
+            return fingerprints_of(trace, indices, compared, only_content=True)
         return Fingerprints.none(len(trace))
 
 
-def _places_by_content(a: Trace, b: Trace, prints: list[Fingerprints]) -> tuple[Array, Array]:
-    """Return the indices of corresponding episodes in both traces: as many as the shorter one has.
+def _pairs_by_content(a: Trace, b: Trace, fingerprints: list[Fingerprints]) -> tuple[Array, Array]:
+    """Return the indices of corresponding episodes in both traces: as many pairs as the shorter one has episodes.
 
-    First those with the same content, then those of the same seed, then by position among those of the writer with the
-    same number, then by position.
+    Pairs are formed by equal content, then by equal seed, then in order within the writers of the same number, and then
+    in order.
     """
     left: list[int] = []
     right: list[int] = []
-    alone = [dict.fromkeys(range(len(trace))) for trace in (a, b)]  # episodes without a partner
-    contents = [found.content for found in prints]
+    unpaired, other_unpaired = (dict.fromkeys(range(len(trace))) for trace in (a, b))
+    contents = [found.content for found in fingerprints]
     seeds = [[(seed if seed >= 0 else None) for seed in trace.content["seed"].tolist()] for trace in (a, b)]
     writers = [trace.content["writer"].tolist() for trace in (a, b)]
     everything = [[0] * len(trace) for trace in (a, b)]
     keys: list[list[list[Any]]] = [contents, seeds, writers, everything]
-    for ours, theirs in keys:
-        there: dict[Any, list[int]] = {}
-        for place in reversed(alone[1]):
-            there.setdefault(theirs[place], []).append(place)
-        for place in list(alone[0]):
-            if ours[place] is not None and (places := there.get(ours[place])):
-                left.append(place)
-                right.append(places.pop())
-                del alone[0][left[-1]], alone[1][right[-1]]
+    for key_of, other_key_of in keys:
+        candidates: dict[Any, list[int]] = {}
+        for other in reversed(other_unpaired):
+            candidates.setdefault(other_key_of[other], []).append(other)
+        for index in list(unpaired):
+            if key_of[index] is not None and (others := candidates.get(key_of[index])):
+                left.append(index)
+                right.append(others.pop())
+                del unpaired[left[-1]], other_unpaired[right[-1]]
     return np.array(left, np.int64), np.array(right, np.int64)
 
 
-def _prints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
-    """Return fingerprints of both traces, without episodes whose table rows match none of the other trace."""
+def _fingerprints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
+    """Return fingerprints of both traces, without episodes whose table rows match no episode of the other trace."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
-    told = [list(zip(*(trace.content[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)]
-    both = set(told[0]) & set(told[1])
-    similar = [np.array([place for place, key in enumerate(keys) if key in both], np.int64) for keys in told]
-    return [_prints(trace, places, compared, for_pairs=True) for trace, places in zip((a, b), similar)]
+    keys = [list(zip(*(trace.content[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)]
+    common = set(keys[0]) & set(keys[1])
+    similar = [np.array([index for index, key in enumerate(own) if key in common], np.int64) for own in keys]
+    return [_fingerprints(trace, indices, compared, for_pairs=True) for trace, indices in zip((a, b), similar)]
 
 
-def _places_by_identity(a: Trace, b: Trace, writers: set[str]) -> tuple[Array, Array]:
-    """Return the indices in both traces of the episodes of one recording, of these writers."""
-    theirs: dict[tuple[str, int, int], list[int]] = {}
-    for place, key in enumerate(_identities(b)):
-        theirs.setdefault(key, []).append(place)
+def _pairs_by_identity(a: Trace, b: Trace, writers: set[str]) -> tuple[Array, Array]:
+    """Return the indices in both traces of the same recorded episodes of these writers."""
+    candidates: dict[tuple[str, int, int], list[int]] = {}
+    for other, key in enumerate(_identities(b)):
+        candidates.setdefault(key, []).append(other)
     pairs = []
-    for place, key in enumerate(_identities(a)):
-        if key[0] in writers and theirs.get(key):
-            pairs.append((place, theirs[key].pop(0)))
+    for index, key in enumerate(_identities(a)):
+        if key[0] in writers and candidates.get(key):
+            pairs.append((index, candidates[key].pop(0)))
     left, right = np.array(pairs, np.int64).reshape(-1, 2).T
     return left, right
 
@@ -246,18 +245,18 @@ def _identities(trace: Trace) -> Iterator[tuple[str, int, int]]:
     return ((names[writer], episode, step) for writer, episode, step in zip(*numbers))
 
 
-def _whole(trace: Trace) -> Array:
-    """Drop episodes that a killed or interrupted process left incomplete and that were recorded again."""
+def _not_repeated(trace: Trace) -> Array:
+    """Return the indices of episodes, without incomplete ones that a later run has probably recorded again."""
     outcomes, seeds = outcome_codes(trace.content), trace.content["seed"]
     complete = np.isin(outcomes, (Outcome.TERMINATED, Outcome.TRUNCATED))
-    anew = (outcomes == Outcome.CLOSED) & np.isin(seeds, seeds[complete])
-    return np.flatnonzero(~np.isin(outcomes, (Outcome.LOST, Outcome.RUNNING)) & ~anew)
+    is_repeated = (outcomes == Outcome.CLOSED) & np.isin(seeds, seeds[complete])
+    return np.flatnonzero(~np.isin(outcomes, (Outcome.LOST, Outcome.RUNNING)) & ~is_repeated)
 
 
 def _compared(
     trace: Trace, one: Episode, other: Episode, comparison: Comparison, compared: frozenset[str]
 ) -> EpisodeDifference:
-    for name in _OF_THE_EPISODE:
+    for name in _EPISODE_VALUES:
         values = getattr(one, name), getattr(other, name)
         if name in compared and not _same(*values):
             return EpisodeDifference(one.index, len(one), Difference(None, name, (), *values, None))
@@ -265,28 +264,29 @@ def _compared(
     if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
         return EpisodeDifference(one.index, len(one), None)
     layouts = next(writer for writer in trace.readers if writer.writer == one.writer).layouts
-    seen = EpisodeComparison(comparison, one, layouts, all_infos=True)
-    difference = _first(seen, one, other, compared)
-    if difference is None and seen.exact:  # no step of its own, but a dtype, or a column that only one of them has
-        name = next(name for name in columns if not _same(_column(one, name), _column(other, name)))
-        difference = Difference(None, name, (), _told(_column(one, name)), _told(_column(other, name)), None)
+    comparer = EpisodeComparison(comparison, one, layouts, all_infos=True)
+    difference = _first_difference(comparer, one, other, compared)
+    if difference is None and comparer.exact:
+        difference = _difference_of_columns(one, other, columns)
     return EpisodeDifference(one.index, len(one), difference)
 
 
-def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]) -> Difference | None:
-    difference = seen.reset(row_of(other.observations, 0), other.reset_info or {})
-    infos, notes = infos_of(other), (one.annotations, other.annotations)
+def _first_difference(
+    comparer: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]
+) -> Difference | None:
+    difference = comparer.reset(row_of(other.observations, 0), other.reset_info or {})
+    infos, annotations = infos_of(other), (one.annotations, other.annotations)
     for step in range(min(len(one), len(other))):
         if difference is None and "actions" in compared:
-            difference = seen.value(step, "actions", row_of(one.actions, step), row_of(other.actions, step))
+            difference = comparer.value(step, "actions", row_of(one.actions, step), row_of(other.actions, step))
         flags = other.terminations[step], other.truncations[step]
         if difference is None:
             observation = row_of(other.observations, step + 1)
-            difference = seen.step(step, observation, other.rewards[step], *flags, infos[step] if infos else {})
-        for name in dict.fromkeys([*notes[0], *notes[1]]) if "annotations" in compared else ():
+            difference = comparer.step(step, observation, other.rewards[step], *flags, infos[step] if infos else {})
+        for name in dict.fromkeys([*annotations[0], *annotations[1]]) if "annotations" in compared else ():
             if difference is None:
-                values = (row_of(note[name], step) if name in note else None for note in notes)
-                difference = seen.value(step, f"annotations/{name}", *values)
+                values = (row_of(rows[name], step) if name in rows else None for rows in annotations)
+                difference = comparer.value(step, f"annotations/{name}", *values)
         if difference is not None:
             return difference
     if difference is None and len(one) != len(other):
@@ -294,8 +294,13 @@ def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: froz
     return difference
 
 
-def _told(column: Any) -> str:
-    """Return a word for a special property of a column."""
+def _difference_of_columns(a: Episode, b: Episode, names: Iterable[str], step: int | None = None) -> Difference:
+    """Return the difference of episodes whose steps are equal, but not the dtypes or the existence of a column."""
+    name = next(name for name in names if not _same(_column(a, name), _column(b, name)))
+    return Difference(step, name, (), _type_text(_column(a, name)), _type_text(_column(b, name)), None)
+
+
+def _type_text(column: Any) -> str:
     if isinstance(column, np.ndarray):
         return f"{column.dtype} of shape {column.shape}"
     return "none" if column is None or (isinstance(column, tuple) and None in column) else type(column).__name__
@@ -348,8 +353,8 @@ def _are_alike(x: WriterReader, y: WriterReader) -> bool:
 
 def _same_episodes(x: WriterReader, y: WriterReader) -> Iterator[bool]:
     parts = x.parts
-    last = parts.fragments[parts.first[1:] - 1]  # these ascend: episodes come in the order of their ends
-    differs: Array = parts.starts > last  # its start is stored after its end
+    last = parts.fragments[parts.first[1:] - 1]  # ascending: episodes come in the order of their ends
+    differs: Array = parts.starts > last  # the start of such an episode is stored after its end
     by_start = np.argsort(parts.starts, kind="stable")
     starts, done = parts.starts[by_start], 0
     for number in range(x.chunk_count):

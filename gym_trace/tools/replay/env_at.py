@@ -35,35 +35,35 @@ def env_at(
 ) -> gymnasium.Env[Any, Any]:
     """Return the recorded environment in its state just before a recorded step.
 
-    The environment is made again, reset and stepped as recorded. All observations, rewards, flags and infos on the way
-    are compared, by default bit for bit. If the episode does not match alone, the ones before it in its lane are played
-    first, as verify_trace() does. To find that out, the episode is first played to its end: what is missing may show
-    only after the step. A difference after the step is a warning: the environment may lack what does not show yet.
-    `env.replay_verdict` is the verdict on the whole episode, as of verify_trace(), and `env.replay_start` the step
-    before which the replay started: 0 after a reset.
+    The environment is rebuilt, reset and stepped as recorded. All observations, rewards, flags and infos on the way
+    are compared, by default bit for bit. First the whole episode is replayed, because a wrong state may show only after
+    the step. If the episode does not match alone, the earlier episodes of its lane are replayed first, as
+    verify_trace() does. A difference after the step gives a warning: the state may already be wrong at the step.
+    `env.replay_verdict` is the Verdict on the whole episode, and `env.replay_start` the step before which the replay
+    started: 0 after a reset.
 
-    If the trace has states (see TraceRecordingWrapper, states=), it starts from one before the step and compares from
-    there on to the step; `env.replay_verdict` is on these steps only. The logger "gym_trace" says so, at level INFO.
-    One step or more is compared after states of Gymnasium's MuJoCo and of ALE, ten or more after others. Where a state
-    cannot be restored, such as that of a wrapper, the episode is replayed from its reset. So it is with states of
-    get_state() without trust, and with env_kwargs.
+    If the trace has states (see TraceRecordingWrapper, states=), the replay starts from a state before the step, and
+    `env.replay_verdict` is only about the steps from there to the step; the logger "gym_trace" reports this at level
+    INFO. At least one step is compared after states of Gymnasium's MuJoCo and of ALE, and ten after others. The episode
+    is replayed from its reset if a state cannot be restored, such as the state of a wrapper; for states of get_state()
+    without trust; and with env_kwargs.
 
-    The result is an ordinary environment, which the caller steps and closes. Of a vector environment it is the single
-    environment of the episode's lane. It has no autoreset.
+    The result is an ordinary environment without autoreset, which the caller steps and closes. For a vector environment
+    it is the single environment of the episode's lane.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         episode: index in the trace; negative ones count from its end.
         step: 0 is after the reset; len(trace[episode]) is after the last step.
-        render_mode: of the environment; None: as recorded, but headless.
+        render_mode: render mode of the environment; None: as recorded, but headless.
         make_env, env_kwargs, trust: as for verify_trace(). make_env is called with render_mode= if it accepts that.
-        atol, rtol, tolerances, ignore: of the comparison, as for verify_trace().
+        atol, rtol, tolerances, ignore: as for verify_trace().
 
     Raises:
-        ReplayDiverged: a result up to the step differs; names the first one.
+        ReplayDiverged: a result before the step differs; names the first difference.
         EnvironmentUnavailable: the environment cannot be made here, or the episode cannot be replayed; says why.
-        InvalidOption: no such step.
-        IndexError: no such episode.
+        InvalidOption: the step is out of range.
+        IndexError: the episode is out of range.
         TraceNotFound, CorruptTrace
 
     Examples:
@@ -85,25 +85,25 @@ def env_at(
     with closing(replays(trace, [index], making, render_mode)) as playing:
         played = next(playing)
         # With other arguments, the environment may differ before the state.
-        started = None if making.env_kwargs else played.replay.start_at(played.position, step)
-        if started is not None:
-            verdict, env, begin = started
+        restored = None if making.env_kwargs else played.replay.env_from_state(played.position, step)
+        if restored is not None:
+            verdict, env, begin = restored
             _log.info("episode %d: started from the state before step %d", index, begin)
-            return _marked(env, replace(verdict, index=index), begin)
-        verdict, stands = played.replay.stand_at(played.position, step)
-    if stands is not None:
+            return _with_verdict(env, replace(verdict, index=index), begin)
+        verdict, replayed = played.replay.env_before(played.position, step)
+    if replayed is not None:
         if not verdict.matches:
             warn(differs_later(verdict, index, step))
-        return _marked(stands, replace(verdict, index=index), 0)
+        return _with_verdict(replayed, replace(verdict, index=index), 0)
     if verdict.verdict == DIFFERS:
         raise ReplayDiverged(f"episode {index}: {_differs(verdict)}")
     raise EnvironmentUnavailable(f"episode {index}: cannot be replayed: {verdict.reason}")
 
 
 def differs_later(verdict: Verdict, index: int, step: int) -> str:
-    """Return the warning for an environment at a step, where the verdict on the whole episode is not a match."""
-    found = _differs(verdict) if verdict.difference else f"cannot be verified as a whole: {verdict.reason}"
-    return f"episode {index}: it matches before step {step}, but {found}"
+    """Return the warning for an environment whose episode matches before a step, but not as a whole."""
+    problem = _differs(verdict) if verdict.difference else f"cannot be verified as a whole: {verdict.reason}"
+    return f"episode {index}: it matches before step {step}, but {problem}"
 
 
 def _differs(verdict: Verdict) -> str:
@@ -111,6 +111,6 @@ def _differs(verdict: Verdict) -> str:
     return f"the replay differs from the recording, {verdict.difference}{note}"
 
 
-def _marked(env: gymnasium.Env[Any, Any], verdict: Verdict, start: int) -> gymnasium.Env[Any, Any]:
+def _with_verdict(env: gymnasium.Env[Any, Any], verdict: Verdict, start: int) -> gymnasium.Env[Any, Any]:
     env.replay_verdict, env.replay_start = verdict, start  # type: ignore[attr-defined]
     return env

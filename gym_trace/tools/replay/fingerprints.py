@@ -21,18 +21,21 @@ from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 
 CONTENT = ("observations", "actions", "rewards")
-_MORE = ("terminations", "truncations", "infos", "annotations")
+_OTHER_COLUMNS = ("terminations", "truncations", "infos", "annotations")
 _FLAGS = {"terminations": wire.TERMINATED, "truncations": wire.TRUNCATED}
 _IN_TABLE = ("seed", "first_step", "outcome", "has_final_observation")
 _IN_STARTS = frozenset(("options", "infos"))
 
 
 class Fingerprints(NamedTuple):
-    """Hashes of the episodes of a trace, one per episode; None where it is unknown.
+    """Hashes of the episodes of a trace, one per episode; None for an unknown hash.
 
-    content: of the compared columns of CONTENT.
-    whole: of all that is compared. Episodes with equal hashes are equal bit for bit, including dtypes and shapes. Those
-        with different hashes may still be equal.
+    Episodes with equal hashes are equal bit for bit, including dtypes and shapes. Episodes with different hashes may
+    still be equal.
+
+    Attributes:
+        content: hashes of the compared columns of CONTENT.
+        whole: hashes of all compared columns and values.
     """
 
     content: list[bytes | None]
@@ -44,19 +47,19 @@ class Fingerprints(NamedTuple):
 
 
 def fingerprints_of(
-    trace: Trace, places: Array, compared: Collection[str], *, only_content: bool = False
+    trace: Trace, indices: Array, compared: Collection[str], *, only_content: bool = False
 ) -> Fingerprints:
     """Hash the episodes at these indices; each chunk is read once. Raises CorruptTrace."""
     found = Fingerprints.none(len(trace))
-    writers, rows = trace.content["writer"][places], trace.rows[places]
+    writers, rows = trace.content["writer"][indices], trace.rows[indices]
     for number in np.unique(writers).tolist():
-        mine = np.flatnonzero(writers == number)
-        mine = mine[np.argsort(rows[mine], kind="stable")]
-        own_rows, own_places = rows[mine], places[mine].tolist()
+        own = np.flatnonzero(writers == number)
+        own = own[np.argsort(rows[own], kind="stable")]
+        own_rows, own_indices = rows[own], indices[own].tolist()
         for row, content, whole in _hashed(trace.readers[number], own_rows, compared, only_content):
             begin, end = own_rows.searchsorted((row, row + 1)).tolist()  # a view may have an episode several times
-            for place in own_places[begin:end]:
-                found.content[place], found.whole[place] = content, whole
+            for index in own_indices[begin:end]:
+                found.content[index], found.whole[index] = content, whole
     return found
 
 
@@ -68,23 +71,23 @@ def _hashed(
     wanted = np.zeros(len(writer.parts), bool)
     wanted[rows] = True
     content = [name for name in CONTENT if name in compared]
-    more = [name for name in _MORE if name in compared and not only_content]
-    hasher, facts = _Hasher(writer), _Facts(writer, rows, compared)
-    for _, row, pieces in scan_episodes(writer, frozenset((*content, *more)), wanted, None):
-        hasher.begin(pieces)
+    other_columns = [name for name in _OTHER_COLUMNS if name in compared and not only_content]
+    hasher, values = _Hasher(writer), _EpisodeValues(writer, rows, compared)
+    for _, row, slices in scan_episodes(writer, frozenset((*content, *other_columns)), wanted, None):
+        hasher.begin(slices)
         for name in content:
             hasher.add_column(name)
-        seen = hasher.digest() if content else None
+        content_hash = hasher.digest() if content else None
         if only_content:
-            yield row, seen, None
+            yield row, content_hash, None
             continue
-        for name in more:
+        for name in other_columns:
             hasher.add_column(name)
-        hasher.add(facts.of(row))
-        yield row, seen, hasher.digest() if hasher.is_exact else None
+        hasher.add(values.of(row))
+        yield row, content_hash, hasher.digest() if hasher.is_exact else None
 
 
-class _Facts:
+class _EpisodeValues:
     """Values compared in addition to columns. Unlike in Episode, the seed and the info of the reset are as stored."""
 
     def __init__(self, writer: WriterReader, rows: Array, compared: Collection[str]):
@@ -93,19 +96,24 @@ class _Facts:
         self._columns = [writer.parts.column(name, rows).tolist() for name in ("steps", *_IN_TABLE)]
 
     def of(self, row: int) -> list[Any]:
-        place = int(self._rows.searchsorted(row))
-        steps, *values = (column[place] for column in self._columns)
-        facts: dict[str, Any] = dict(zip(_IN_TABLE, values))
-        seed = facts["seed"]
+        i = int(self._rows.searchsorted(row))
+        steps, *in_table = (column[i] for column in self._columns)
+        values: dict[str, Any] = dict(zip(_IN_TABLE, in_table))
+        seed = values["seed"]
         if seed == wire.SEED_ELSEWHERE or not _IN_STARTS.isdisjoint(self._compared):
             start = self._writer.shared_start_of(row)
-            facts["seed"] = start.get("seed") if seed == wire.SEED_ELSEWHERE else seed
-            facts["options"], facts["infos"] = start.get("options"), start.get("reset_info")
-        return [steps, *(value for name, value in facts.items() if name in self._compared)]
+            values["seed"] = start.get("seed") if seed == wire.SEED_ELSEWHERE else seed
+            values["options"], values["infos"] = start.get("options"), start.get("reset_info")
+        return [steps, *(value for name, value in values.items() if name in self._compared)]
 
 
-class _Stored(NamedTuple):
-    """An array column of a chunk. head: of the parts of a tree before it; data: its bytes, width of them per row."""
+class _StoredArray(NamedTuple):
+    """An array column of a chunk, to be hashed like the tree that it is a leaf of.
+
+    Attributes:
+        head: heads of the trees that begin with this leaf.
+        data: bytes of all rows. width: bytes per row.
+    """
 
     head: bytes
     dtype: str
@@ -115,15 +123,15 @@ class _Stored(NamedTuple):
 
 
 class _Hasher:
-    """Hashes one episode after the other. Equal arrays give equal hashes, however chunks divide them."""
+    """Hashes one episode after another. Equal arrays give equal hashes, however chunks divide them."""
 
     def __init__(self, writer: WriterReader):
         self._layouts = writer.layouts
         self._chunk: Chunk | None = None
-        self._stored: dict[str, list[_Stored] | None] = {}  # columns of that chunk
+        self._stored: dict[str, list[_StoredArray] | None] = {}  # columns of that chunk
 
-    def begin(self, pieces: list[ChunkSlice]) -> None:
-        self._pieces = pieces
+    def begin(self, slices: list[ChunkSlice]) -> None:
+        self._slices = slices
         self._hash = blake2b(digest_size=16)
         self.is_exact = True
 
@@ -131,19 +139,19 @@ class _Hasher:
         return self._hash.digest()
 
     def add_column(self, name: str) -> None:
-        (piece, *more), update = self._pieces, self._hash.update
-        rows = piece.observations if name == "observations" else piece.steps
+        (first, *others), update = self._slices, self._hash.update
+        rows = first.observations if name == "observations" else first.steps
         count = rows.stop - rows.start
-        if more or not count:
+        if others or not count:
             stored = None
         elif name in _FLAGS:
             update(_head_of_array("|b1", (), count) + bytes(count - 1))
-            update(b"\1" if piece.flags & _FLAGS[name] else b"\0")
+            update(b"\1" if first.flags & _FLAGS[name] else b"\0")
             return
         else:
-            stored = self._stored_in(piece.chunk, name)
+            stored = self._stored_in(first.chunk, name)
         if stored is None:
-            self.add(assemble(name, self._pieces, self._layouts, copy=False))
+            self.add(assemble(name, self._slices, self._layouts, copy=False))
         for head, dtype, shape, data, width in stored or ():  # hash the same bytes as add()
             update(head + _head_of_array(dtype, shape, count))
             update(data[rows.start * width : rows.stop * width])
@@ -153,31 +161,31 @@ class _Hasher:
             self._hash.update(_head_of_array(value.dtype.str, value.shape[1:], len(value)))
             self._hash.update(np.ascontiguousarray(value).reshape(-1).data)
         elif type(value) in (dict, tuple):
-            parts = dict(enumerate(value)) if type(value) is tuple else value
-            self._hash.update(_head_of_tree(type(value), parts))
-            for part in parts.values():
-                self.add(part)
+            children = dict(enumerate(value)) if type(value) is tuple else value
+            self._hash.update(_head_of_tree(type(value), children))
+            for child in children.values():
+                self.add(child)
         else:
-            packed, remarks = pack_lenient(value)
-            self.is_exact &= not remarks
+            packed, losses = pack_lenient(value)
+            self.is_exact &= not losses
             self._hash.update(b"V" + packed)
 
-    def _stored_in(self, chunk: Chunk, name: str) -> list[_Stored] | None:
+    def _stored_in(self, chunk: Chunk, name: str) -> list[_StoredArray] | None:
         """Return the arrays of a column as a chunk stores them; None if they must be assembled."""
         if chunk is not self._chunk:
             self._chunk, self._stored = chunk, {}
         if name not in self._stored:
-            self._stored[name] = _stored(chunk, name, self._layouts)
+            self._stored[name] = _stored_arrays(chunk, name, self._layouts)
         return self._stored[name]
 
 
-def _stored(chunk: Chunk, name: str, layouts: Layouts) -> list[_Stored] | None:
+def _stored_arrays(chunk: Chunk, name: str, layouts: Layouts) -> list[_StoredArray] | None:
     if name == "infos":
         return None
     if name == "annotations":
-        notes: dict[Any, Path] = {path[1]: path for path in chunk.columns if path[0] == name and len(path) == 2}
-        heads = [_head_of_tree(dict, notes), *[b""] * len(notes)]
-        paths: list[tuple[bytes, Path]] = list(zip(heads, notes.values()))
+        annotations: dict[Any, Path] = {path[1]: path for path in chunk.columns if path[0] == name and len(path) == 2}
+        heads = [_head_of_tree(dict, annotations), *[b""] * len(annotations)]
+        paths: list[tuple[bytes, Path]] = list(zip(heads, annotations.values()))
     elif name == "rewards":
         paths = [(b"", (name,))]
     else:
@@ -188,7 +196,7 @@ def _stored(chunk: Chunk, name: str, layouts: Layouts) -> list[_Stored] | None:
     if any(array.dtype == object for array in arrays):
         return None
     return [
-        _Stored(head, array.dtype.str, array.shape[1:], array.reshape(-1).view(np.uint8).data, array[:1].nbytes)
+        _StoredArray(head, array.dtype.str, array.shape[1:], array.reshape(-1).view(np.uint8).data, array[:1].nbytes)
         for (head, _), array in zip(paths, arrays)
     ]
 
@@ -211,5 +219,5 @@ def _head_of_array(dtype: str, shape: tuple[int, ...], rows: int) -> bytes:
     return b"A" + pack([dtype, rows, list(shape)])
 
 
-def _head_of_tree(kind: type, parts: dict[Any, Any]) -> bytes:
-    return kind.__name__.encode() + pack(list(parts))
+def _head_of_tree(kind: type, children: dict[Any, Any]) -> bytes:
+    return kind.__name__.encode() + pack(list(children))

@@ -69,20 +69,20 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
     description = lane.writer.about.environment
     if render_mode == "rgb_array":
         choose_opengl()
-    wanted = {} if render_mode is None else {"render_mode": render_mode}
+    mode = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:
-        made = making.make_env(**(wanted if takes_render_mode(making.make_env) else {}))
-        env = completed(made, description, lane.lane)
+        env = making.make_env(**(mode if takes_render_mode(making.make_env) else {}))
+        env = completed(env, description, lane.lane)
         if render_mode is None or getattr(env, "render_mode", None) == render_mode:
             return env
         env.close()
         raise EnvironmentUnavailable(f"make_env: returned {env} without render_mode={render_mode!r}; set it")
-    kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **wanted}
+    kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **mode}
     env = make_environment(description, making.trust, kwargs, lane.lane)
     modes = (env.metadata or {}).get("render_modes") or ()
     if render_mode is None or render_mode in modes:
         return env
-    if render_mode == "human" and "rgb_array" in modes:  # a wrapper of gymnasium shows the images
+    if render_mode == "human" and "rgb_array" in modes:  # Gymnasium's HumanRendering shows the images
         return env
     env.close()
     known = ", ".join(map(str, modes)) or "none"
@@ -90,6 +90,8 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
     if render_mode == "ansi" and "rgb_array" in modes:
         instead = "; render a video such as name.mp4"
     elif render_mode == "rgb_array":
-        shows = "render text to name.cast" if "ansi" in modes else "use --from observations to show recorded images"
-        instead = f"; {shows}"
+        alternative = (
+            "render text to name.cast" if "ansi" in modes else "use --from observations to show recorded images"
+        )
+        instead = f"; {alternative}"
     raise EnvironmentUnavailable(f"{description.get('id')}: no render mode {render_mode!r}, only {known}{instead}")

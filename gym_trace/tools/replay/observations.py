@@ -14,7 +14,7 @@ from gym_trace.playback.trace import Trace
 
 
 class ObservationRows:
-    """The observations of an episode, one more than its steps. Fast in order.
+    """Observations of an episode, one more than its steps. Reading them in order is fast.
 
     Attributes:
         layout: layout of the observation space.
@@ -26,26 +26,26 @@ class ObservationRows:
         self._content, self._index = trace.content, index
         self._steps = int(reader.parts.column("steps", slice(row, row + 1))[0])
         self._runs: Iterator[StepRuns] = iter(())
-        self._first = self._count = 0  # rows that are decoded
+        self._first = self._count = 0  # first decoded row, and number of decoded rows
         self._columns: dict[Path, Array] = {}
 
     def __len__(self) -> int:
         return self._steps + 1
 
     def tree(self) -> Any:
-        """Return the structure of the observation space, with objects that return single rows in place of arrays."""
+        """Return the structure of the observation space, with objects that return single rows instead of arrays."""
         return self.layout.join(iter([_LeafRows(self, leaf) for leaf in self.layout.leaves()]))
 
     def value(self, leaf: Leaf, row: int) -> Any:
-        """Return the value of one leaf in a row; the whole row if it has another structure. Raises CorruptTrace."""
+        """Return the value of a leaf in a row, or the whole row if it does not fit the space. Raises CorruptTrace."""
         if not 0 <= row - self._first < self._count:
             self._read(row)
-        place = row - self._first
+        index = row - self._first
         if leaf.path in self._columns:
-            return self._columns[leaf.path][place]
-        whole = self._columns[leaf.path[:1]][place]
+            return self._columns[leaf.path][index]
+        whole = self._columns[leaf.path[:1]][index]
         try:
-            return self.layout.split(whole)[[it.path for it in self.layout.leaves()].index(leaf.path)]
+            return self.layout.split(whole)[[known.path for known in self.layout.leaves()].index(leaf.path)]
         except LookupError:
             return whole
 

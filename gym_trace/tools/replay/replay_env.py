@@ -23,16 +23,16 @@ _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 class ReplayEnv(gymnasium.Env[Any, Any]):
     """Replays the episodes of a trace to an agent, in order and repeatedly.
 
-    It has the recorded spaces, and returns the recorded observations, rewards, flags, and infos if there are any.
-    ``reset(seed=s)`` plays the episode that was recorded with the seed s, or else one that s draws;
-    ``reset(options={"episode": i})`` plays episode i of the trace. An episode that did not end, or is still running,
-    is truncated after its last step. If the final observation is unknown (Episode.has_final_observation), the last
-    step returns the observation before it, and sets ``info["final_observation_unknown"]``. It can be pickled.
+    It has the recorded spaces, and returns the recorded observations, rewards, flags and infos. ``reset(seed=s)`` plays
+    the episode that was recorded with the seed s, or a random one chosen by s; ``reset(options={"episode": i})`` plays
+    episode i of the trace. An episode that did not end, or is still running, is truncated after its last step. If the
+    final observation is unknown (Episode.has_final_observation), the last step returns the observation before it, and
+    sets ``info["final_observation_unknown"]``. A ReplayEnv can be pickled.
 
     Args:
-        trace: a trace, a view of one, or the directory. Episodes recorded later are not played.
-        episodes: indices in the trace of those to play; None: all that have steps and begin with a reset.
-        on_divergence: what to do when an action differs from the recorded one: "ignore" it, "warn" once per episode,
+        trace: a trace, a view, or a directory. Episodes recorded later are not played.
+        episodes: indices of the episodes to play; None: all that have steps and begin with a reset.
+        on_divergence: reaction to an action that differs from the recorded one: "ignore" it, "warn" once per episode,
             "raise" ReplayDiverged, or "truncate": end the episode with the current observation, reward 0, and the step
             in ``info["diverged"]``.
         observation_space, action_space: replace the recorded ones. Spaces of custom classes are not stored;
@@ -58,7 +58,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
     ):
         if on_divergence not in _ON_DIVERGENCE:
             raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
-        self.trace = as_trace(trace)[:]  # a view, which does not grow
+        self.trace = as_trace(trace)[:]  # unlike the trace, a view does not grow
         table = self.trace.episodes
         whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
@@ -85,11 +85,11 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         """Begin the next episode, or the episode that seed or options select."""
         super().reset(seed=seed)
         if options is not None and "episode" in options:
-            self._next = self._place_of(options["episode"])
+            self._next = self._playable_index(options["episode"])
         elif seed is not None:
             recorded = np.flatnonzero(self.trace.episodes["seed"][self._playable] == seed)
-            drawn = self.np_random.integers(len(self._playable))
-            self._next = int(recorded[0] if len(recorded) else drawn)
+            sampled = self.np_random.integers(len(self._playable))
+            self._next = int(recorded[0] if len(recorded) else sampled)
         self.episode = episode = self.trace[int(self._playable[self._next])]
         self._next = (self._next + 1) % len(self._playable)
         self._step, self._warned = 0, False
@@ -110,32 +110,32 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
             if self._on_divergence == "truncate":
                 self._step = None
                 return row_of(self._observations, step), 0.0, False, True, {"diverged": step}
-            self._complain(episode, step, action)
+            self._report_divergence(episode, step, action)
         terminated, truncated = (bool(flags[step]) for flags in self._ends)
-        last = step + 1 == len(episode)
-        self._step = None if last else step + 1
+        is_last = step + 1 == len(episode)
+        self._step = None if is_last else step + 1
         reward, info = self._rewards[step], {} if self._infos is None else dict(self._infos[step])
         reward = float(reward) if isinstance(reward, np.float64) else reward
-        known = not last or episode.has_final_observation
-        observation = row_of(self._observations, step + 1 if known else step)
-        info |= {} if known else {"final_observation_unknown": True}
-        return observation, reward, terminated, truncated or (last and not terminated), info
+        is_known = not is_last or episode.has_final_observation
+        observation = row_of(self._observations, step + 1 if is_known else step)
+        info |= {} if is_known else {"final_observation_unknown": True}
+        return observation, reward, terminated, truncated or (is_last and not terminated), info
 
-    def _place_of(self, index: Any) -> int:
-        places = np.flatnonzero(self._playable == index)
-        if not len(places):
-            raise InvalidOption(f"options: episode {index!r} cannot be played; see ReplayEnv")
-        return int(places[0])
+    def _playable_index(self, episode: Any) -> int:
+        found = np.flatnonzero(self._playable == episode)
+        if not len(found):
+            raise InvalidOption(f"options: episode {episode!r} cannot be played; see ReplayEnv")
+        return int(found[0])
 
     def _is_recorded(self, action: Any, step: int) -> bool:
         recorded = row_of(self._recorded_actions, step)
         try:
             pairs = zip(self._actions.leaves(), self._actions.split(recorded), self._actions.split(action))
-            return all(_same(leaf.dtype, old, given) for leaf, old, given in pairs)
+            return all(_same(leaf.dtype, old, new) for leaf, old, new in pairs)
         except LookupError:
             return pack_lenient(recorded)[0] == pack_lenient(action)[0]
 
-    def _complain(self, episode: Episode, step: int, action: Any) -> None:
+    def _report_divergence(self, episode: Episode, step: int, action: Any) -> None:
         recorded = row_of(self._recorded_actions, step)
         message = f"episode {episode.index}, step {step}: the action is {action!r}, the recorded one {recorded!r}"
         if self._on_divergence == "raise":
@@ -145,12 +145,13 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
             warn(f"{message}; later steps do not follow from it")
 
 
-def _same(dtype: Any, recorded: Any, given: Any) -> bool:
+def _same(dtype: Any, recorded: Any, action: Any) -> bool:
+    """Return True if a leaf of an action equals the recorded one as its dtype; integers may not overflow it."""
     if dtype is None:
-        return pack_lenient(recorded)[0] == pack_lenient(given)[0]
+        return pack_lenient(recorded)[0] == pack_lenient(action)[0]
     try:
-        given = np.asarray(plain_array(given))
-        same = np.shape(recorded) == given.shape and np.array_equal(recorded, given.astype(dtype))
-        return bool(same and (given.dtype.kind == "f" or np.array_equal(given, given.astype(dtype))))
+        action = np.asarray(plain_array(action))
+        is_same = np.shape(recorded) == action.shape and np.array_equal(recorded, action.astype(dtype))
+        return bool(is_same and (action.dtype.kind == "f" or np.array_equal(action, action.astype(dtype))))
     except (TypeError, ValueError):
         return False

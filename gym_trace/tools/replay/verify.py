@@ -33,8 +33,8 @@ from gym_trace.tools.replay.resimulate import (
     verdict_on,
 )
 
-_MOST_ENVIRONMENTS = 32  # lanes that are played in turns
-_PART = 50  # episodes that a worker takes at a time, where they can be started one by one
+_MOST_ENVIRONMENTS = 32  # open at the same time, one per lane
+_EPISODES_PER_TASK = 50  # a task of a worker has more where an episode cannot be started by itself
 
 
 def verify_trace(
@@ -53,30 +53,30 @@ def verify_trace(
     on_damage: str = "raise",
     through_the_crash: bool = False,
 ) -> Iterator[Verdict]:
-    """Play recorded episodes again in their environment and compare all results.
+    """Replay recorded episodes in their environment and compare all results.
 
     Yields a verdict per episode, in the order of the trace: ``zip(trace, verify_trace(trace))``. Lanes take turns, each
-    in an environment of its own; beyond 32, a lane is played whole when its first episode comes up.
+    in an environment of its own. At most 32 lanes do so; any other lane is played whole when its first episode is next.
 
     A running episode is played as far as it has been recorded. If writers recorded different environments, each
-    episode is played in that of its writer, and those whose environment cannot be made are "unverifiable". The seconds
-    that RecordEpisodeStatistics puts into infos are not compared.
+    episode is played in the environment of its writer; if that cannot be made, the episode is "unverifiable". The
+    seconds that RecordEpisodeStatistics puts into infos are not compared.
 
     Args:
-        trace: a trace, a view of one, or the directory.
-        make_env: makes the environment; None: the recorded one. Gymnasium's wrappers that the recorded one had in
-            addition are put around it. With several workers it must be picklable, such as a function of a module.
+        trace: a trace, a view, or a directory.
+        make_env: makes the environment; None: the recorded one. It is wrapped in those of Gymnasium's wrappers that
+            only the recorded one had. With several workers it must be picklable, such as a function of a module.
         env_kwargs: override the recorded arguments of the environment.
-        episodes: indices in the trace of those to play; None: all.
+        episodes: indices of the episodes to play; None: all.
         atol, rtol: numbers are close if abs(recorded - seen) <= atol + rtol * abs(recorded); both 0: bit for bit.
         tolerances: atol of single columns, by name: {"rewards": 1e-6, "observations/position": 1e-9}.
         ignore: columns that are not compared: "observations", "rewards", "terminations", "truncations" or "infos".
-        workers: processes to play in.
+        workers: number of processes.
         trust: allow imports and calls that only the trace names; see Trace.make_env().
-        imports: modules to import first, such as those that register environments.
-        on_damage: "raise" CorruptTrace at damage, or "skip" it: these episodes are "damaged".
-        through_the_crash: if a matching episode has a pending_action, execute that, too, in a copy of the process;
-            Verdict.crash describes the result.
+        imports: modules to import first, such as modules that register environments.
+        on_damage: "raise" CorruptTrace at damage, or "skip" damaged episodes: their verdict is "damaged".
+        through_the_crash: if a matching episode has a pending_action, also execute this action, in a copy of the
+            process; Verdict.crash describes the result.
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
@@ -93,34 +93,36 @@ def verify_trace(
         raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
     _import_all(imports)
     trace = as_trace(trace)
-    wanted = set(range(len(trace))) if episodes is None else set(episodes)
-    if not wanted <= set(range(len(trace))):
+    requested = set(range(len(trace))) if episodes is None else set(episodes)
+    if not requested <= set(range(len(trace))):
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
     view, trace = trace, trace.whole  # earlier episodes may have to be played, too
-    places = sorted(wanted)
-    order: list[int] = view.chosen[places].tolist()
+    view_indices = sorted(requested)
+    order: list[int] = view.chosen[view_indices].tolist()
     wanted = set(order)
     lanes = lanes_of(trace)
     positions_in = ([i for i, index in enumerate(lane.indices) if index in wanted] for lane in lanes)
     tasks = [(number, positions) for number, positions in enumerate(positions_in) if positions]
-    several = len({pack_lenient(lanes[number].writer.about.environment)[0] for number, _ in tasks}) > 1
+    environments = {pack_lenient(lanes[number].writer.about.environment)[0] for number, _ in tasks}
     work = partial(
         _verdicts,
         comparison=comparison,
         make_env=make_env,
         trust=trust,
         env_kwargs=env_kwargs or {},
-        several=several,
-        skip=on_damage == "skip",
+        skips_unavailable=len(environments) > 1,
+        skips_damaged=on_damage == "skip",
         through_the_crash=through_the_crash,
     )
-    of = trace, lanes, tasks, work, order
-    verdicts = _in_turn(*of) if workers == 1 else _at_once(*of, workers, imports)
-    return verdicts if view is trace else (replace(verdict, index=place) for verdict, place in zip(verdicts, places))
+    arguments = trace, lanes, tasks, work, order
+    verdicts = _in_this_process(*arguments) if workers == 1 else _in_workers(*arguments, workers, imports)
+    if view is trace:
+        return verdicts
+    return (replace(verdict, index=index) for verdict, index in zip(verdicts, view_indices))
 
 
 def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
-    """Return the recorded versions and the installed one of each package for which they differ."""
+    """Return packages whose installed version differs from the recorded one: name to recorded and installed version."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
     for writer in (writer for writer in as_trace(trace).readers if len(writer.parts)):
         for name, version in writer.about.versions.items():
@@ -131,49 +133,52 @@ def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
 
 def played_in_registered(trace: TraceLike) -> list[str]:
     """Return ids whose entry point was a class or function, which traces do not store: the registered one is used."""
-    described = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
-    made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
-    return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
+    recipes = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
+    with_id = [recipe for recipe in recipes if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
+    return list(dict.fromkeys(recipe["id"] for recipe in with_id if recipe.get("entry_point") is None))
 
 
-def _in_turn(
+def _in_this_process(
     trace: Trace, lanes: list[Lane], tasks: list[tuple[int, list[int]]], work: Any, order: list[int]
 ) -> Iterator[Verdict]:
     """Yield verdicts in this order. A lane is played once, from its first to its last episode."""
     task_of = {lanes[task[0]].indices[position]: task for task in tasks for position in task[1]}
-    begun: dict[int, Generator[Verdict, None, None]] = {}
+    open_lanes: dict[int, Generator[Verdict, None, None]] = {}
 
-    def more(index: int) -> Iterable[Verdict]:
+    def play_next(index: int) -> Iterable[Verdict]:
         number, positions = task_of[index]
-        if number not in begun:
+        if number not in open_lanes:
             verdicts: Generator[Verdict, None, None] = work(trace, lanes[number], positions)
-            if len(begun) >= _MOST_ENVIRONMENTS:
+            if len(open_lanes) >= _MOST_ENVIRONMENTS:
                 return verdicts
-            begun[number] = verdicts
-        verdict = next(begun[number])
+            open_lanes[number] = verdicts
+        verdict = next(open_lanes[number])
         if verdict.index == lanes[number].indices[positions[-1]]:
-            begun.pop(number).close()
+            open_lanes.pop(number).close()
         return [verdict]
 
     try:
-        yield from _ordered(order, more)
+        yield from _ordered(order, play_next)
     finally:
-        for verdicts in begun.values():
+        for verdicts in open_lanes.values():
             verdicts.close()
 
 
-def _ordered(order: list[int], more: Callable[[int], Iterable[Verdict]]) -> Iterator[Verdict]:
-    """Yield the verdicts on these episodes in their order. more: called until the next one is there."""
-    found: dict[int, Verdict] = {}
-    left = Counter(order)  # a view can have an episode several times
+def _ordered(order: list[int], play_next: Callable[[int], Iterable[Verdict]]) -> Iterator[Verdict]:
+    """Yield the verdicts on these episodes in their order.
+
+    play_next: returns verdicts on some episodes; called with the next episode until it returns the verdict on that.
+    """
+    verdicts: dict[int, Verdict] = {}
+    remaining = Counter(order)  # a view can have an episode several times
     for index in order:
-        while index not in found:
-            found.update((verdict.index, verdict) for verdict in more(index))
-        left[index] -= 1
-        yield found[index] if left[index] else found.pop(index)
+        while index not in verdicts:
+            verdicts.update((verdict.index, verdict) for verdict in play_next(index))
+        remaining[index] -= 1
+        yield verdicts[index] if remaining[index] else verdicts.pop(index)
 
 
-def _at_once(
+def _in_workers(
     trace: Trace,
     lanes: list[Lane],
     tasks: list[tuple[int, list[int]]],
@@ -182,13 +187,13 @@ def _at_once(
     workers: int,
     imports: Sequence[str],
 ) -> Iterator[Verdict]:
-    parts = [(number, part) for number, positions in tasks for part in _parts(trace, lanes[number], positions)]
-    first = {index: place for place, index in reversed(list(enumerate(order)))}
-    parts.sort(key=lambda part: min(first[lanes[part[0]].indices[position]] for position in part[1]))
-    named = {name for lane in lanes for name in packages_of(lane.writer.about.environment)}
-    modules = [*imports, *(name for name in named if name in sys.modules)]
+    parts = [(number, part) for number, positions in tasks for part in _split(trace, lanes[number], positions)]
+    rank = {index: i for i, index in reversed(list(enumerate(order)))}
+    parts.sort(key=lambda part: min(rank[lanes[part[0]].indices[position]] for position in part[1]))
+    packages = {name for lane in lanes for name in packages_of(lane.writer.about.environment)}
+    modules = [*imports, *(name for name in packages if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
-    with started_safely():  # also the process that counts what they share
+    with started_safely():  # the event starts the process that tracks shared resources
         stop = context.Event()
     pool = ProcessPoolExecutor(
         min(workers, max(1, len(parts))), context, initializer=_open_in_worker, initargs=(trace, modules, stop)
@@ -196,23 +201,23 @@ def _at_once(
     with pool:
         try:
             with started_safely():
-                done = pool.map(partial(_work, work), *zip(*parts)) if parts else iter(())
-            yield from _ordered(order, lambda index: next(done))
+                results = pool.map(partial(_work, work), *zip(*parts)) if parts else iter(())
+            yield from _ordered(order, lambda index: next(results))
         except BrokenProcessPool as error:
             raise EnvironmentUnavailable(
                 "a worker process died, most likely in the environment (workers=1 shows where), "
-                'or of a script that does this without if __name__ == "__main__":'
+                'or because the script lacks if __name__ == "__main__":'
             ) from error
         finally:
-            stop.set()  # their results are no longer needed
+            stop.set()  # no further results are needed
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _parts(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]]:
-    """positions in runs for one worker each: runs begin where an episode can be started by itself."""
+def _split(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]]:
+    """Split the positions for workers. Each part begins with an episode that can be started by itself."""
     part: list[int] = []
     for position in positions:
-        if len(part) >= _PART and (
+        if len(part) >= _EPISODES_PER_TASK and (
             trace.episodes["seed"][lane.indices[position]] != NO_SEED or not lane.follows[position]
         ):
             yield part
@@ -231,12 +236,15 @@ def _verdicts(
     make_env: MakeEnv | None,
     trust: bool,
     env_kwargs: Mapping[str, Any],
-    several: bool,
-    skip: bool,
+    skips_unavailable: bool,
+    skips_damaged: bool,
     through_the_crash: bool,
 ) -> Generator[Verdict, None, None]:
-    """Yield verdicts on the episodes at some positions of a lane. several: whether environments of writers differ."""
-    if not skip and positions and lane.writer.damage:
+    """Yield verdicts on the episodes at some positions of a lane.
+
+    skips_unavailable: if the environment cannot be made, its episodes are unverifiable; False: that is an error.
+    """
+    if not skips_damaged and positions and lane.writer.damage:
         raise lane.writer.damage[0].error()
     reason = "" if make_env else inseparable(lane.writer)
     replay = LaneReplay(trace, lane, _maker(lane, make_env, trust, env_kwargs), comparison, trust)
@@ -249,12 +257,12 @@ def _verdicts(
                 if through_the_crash and verdict.matches:
                     verdict = replace(verdict, crash=replay.go_through_the_crash(position))
             except EnvironmentUnavailable as error:
-                if not several:
+                if not skips_unavailable:
                     raise
                 reason = str(error)
                 verdict = verdict_on(episode, UNVERIFIABLE, reason=reason)
             except CorruptTrace as error:
-                if not skip:
+                if not skips_damaged:
                     raise
                 verdict = verdict_on(episode, DAMAGED, reason=error.problem)
             yield verdict
@@ -263,7 +271,7 @@ def _verdicts(
 
 
 def _with_edits(verdict: Verdict, lane: Lane) -> Verdict:
-    """Return the verdict with a note if the column that differs first is not the recorded one."""
+    """Return the verdict, with a note if an edit has changed the column that differs first."""
     column = "" if verdict.difference is None else verdict.difference.column.partition("/")[0]
     edits = lane.writer.about.edits_of(column) if column else []
     if not edits:
@@ -273,13 +281,13 @@ def _with_edits(verdict: Verdict, lane: Lane) -> Verdict:
 
 
 def _maker(lane: Lane, make_env: MakeEnv | None, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
-    described = lane.writer.about.environment
+    description = lane.writer.about.environment
 
     def make() -> Any:
         if make_env is not None:
-            return completed(make_env(), described, lane.lane)
-        kwargs = {**headless_arguments(described, lane.lane), **env_kwargs}
-        return make_environment(described, trust, kwargs, lane.lane)
+            return completed(make_env(), description, lane.lane)
+        kwargs = {**headless_arguments(description, lane.lane), **env_kwargs}
+        return make_environment(description, trust, kwargs, lane.lane)
 
     return make
 

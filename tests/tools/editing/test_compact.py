@@ -368,7 +368,7 @@ def test_a_filter_drops_records_of_writers_without_episodes(tmp_path: Path) -> N
 
 def test_where_origins_are_too_many_for_one_file_there_are_several(tmp_path: Path) -> None:
     record_many(tmp_path / "t", 5)
-    for name in ("MOST_ORIGINS", "_MOST_SCHEMA"):
+    for name in ("MOST_ORIGINS", "_MOST_SCHEMA_BYTES"):
         with mock.patch(f"gym_trace.tools.editing.compact.{name}", 2 if name == "MOST_ORIGINS" else 3000):
             edit.compact(tmp_path / "t", tmp_path / name)
         assert len(list((tmp_path / name).glob("*.gtb"))) == (3 if name == "MOST_ORIGINS" else 5)

@@ -94,9 +94,9 @@ def test_a_trace_without_infos_still_verifies(tmp_path: Path) -> None:
     [
         (
             "observations",
-            "a trace is made of them; columns that can be dropped: infos, annotations, annotations.log.prob",
+            "every trace has them; columns that can be dropped: infos, annotations, annotations.log.prob",
         ),
-        ("rewards", "a trace is made of them"),
+        ("rewards", "every trace has them"),
         ("annotations.valu", r"no 'annotations.valu'; columns that can be dropped: .*annotations.value"),
         ("infos.lives", "no 'infos.lives'"),
         ("videos", "no 'videos'"),

@@ -170,7 +170,7 @@ def test_nothing_is_edited_in_place_where_another_user_may_put_links(tmp_path: P
             directory.chmod(mode)
             said = as_user(MINE, lambda: compact_in_place(mine / "t"))
             if problem:
-                assert f"InvalidOption: {directory.resolve()}: {problem}, so what is in it cannot be edited" in said
+                assert f"InvalidOption: {directory.resolve()}: {problem}, so this trace cannot be edited" in said
                 assert sorted(mine.rglob("*")) == before
             else:
                 assert said == ""

@@ -137,7 +137,7 @@ def test_the_commands_name_the_damage_and_restore_it(tmp_path: Path) -> None:
     )
     assert len(json.loads(run("check", tmp_path, "--json").stdout)["healed"]) == 1
     healed = run("repair", tmp_path, "--in-place")
-    assert (healed.exit_code, "1 place restored" in healed.stdout) == (0, True)
+    assert (healed.exit_code, "1 damaged place restored" in healed.stdout) == (0, True)
     assert batch.read_bytes() == data
     assert "no damage" in run("check", tmp_path).stdout
     damage(batch, 600, parity_offset(data) - 900)

@@ -93,7 +93,7 @@ def test_a_rule_of_another_package_is_used_and_has_thresholds(defective: Path, m
         (None, "cannot be loaded"),
         (type("Taken", (SlowRule,), {"kinds": (Kind("T101", "error", "mine"),)}), "gym-trace has this code"),
         (type("Odd", (SlowRule,), {"kinds": (Kind("ACME1", "fatal", "mine"),)}), "invalid code or severity"),
-        (type("Same", (SlowRule,), {"thresholds": {"frozen_steps": 1}}), "threshold frozen_steps: taken"),
+        (type("Same", (SlowRule,), {"thresholds": {"frozen_steps": 1}}), "threshold frozen_steps: exists"),
     ],
 )
 def test_an_invalid_rule_of_another_package_raises(

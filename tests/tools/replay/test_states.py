@@ -154,7 +154,7 @@ def test_mujoco_goes_on_bit_for_bit_from_a_state(env_id: str, tmp_path: Path, mo
     options = {"terminate_when_unhealthy": False} if env_id == "Humanoid-v5" else {}
     env = gymnasium.make(env_id, max_episode_steps=120, **options)
     trace = recorded(env, tmp_path / "trace", 25, 1)
-    monkeypatch.setattr(resimulate.LaneReplay, "stand_at", None)  # the states are enough
+    monkeypatch.setattr(resimulate.LaneReplay, "env_before", None)  # the states are enough
     random = np.random.default_rng(0)
     for step in {26, 50, 51, 120, *random.integers(26, 120, 4).tolist()}:
         goes_on_as_recorded(trace, 0, step)
@@ -208,7 +208,7 @@ def test_an_atari_game_goes_on_bit_for_bit_from_a_state(
     trace = recorded(env, tmp_path / "trace", 5, 1)
     kept = [step for step, state in enumerate(trace[0].states["environment"]) if state is not None]
     assert len(kept) > 3  # with sticky actions, some of them later than every five steps
-    monkeypatch.setattr(resimulate.LaneReplay, "stand_at", None)  # the states are enough
+    monkeypatch.setattr(resimulate.LaneReplay, "env_before", None)  # the states are enough
     for step in kept[::2] if LONG else kept[1:5:3]:
         goes_on_as_recorded(trace, 0, step + 1, trust=True)
 
