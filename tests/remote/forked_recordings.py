@@ -1,6 +1,6 @@
 """Forks a recording to a URL for each line of its input, "UID ACKNOWLEDGED", and prints its process id.
 
-    python nursery.py URL
+    python forked_recordings.py URL
 
 Each recording appends the number of an episode to the file ACKNOWLEDGED once its last step has returned.
 """

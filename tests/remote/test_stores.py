@@ -156,24 +156,24 @@ def test_kills_of_a_recording_lose_and_double_nothing(store: Faults, url: str, t
     """KILLS recordings to one URL, through faults, each killed at a random moment; the next one publishes its spool."""
     randomly = random.Random(0)
     store.rate = 0.1
-    words = [sys.executable, str(Path(__file__).parent / "nursery.py"), url]
+    words = [sys.executable, str(Path(__file__).parent / "forked_recordings.py"), url]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as nursery:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as recordings:
+        assert recordings.stdin is not None
+        assert recordings.stdout is not None
         for number in range(KILLS):
             path = tmp_path / f"acknowledged-{number}"
-            nursery.stdin.write(f"w{number:03d} {path}\n")
-            nursery.stdin.flush()
-            child = int(nursery.stdout.readline())
+            recordings.stdin.write(f"w{number:03d} {path}\n")
+            recordings.stdin.flush()
+            child = int(recordings.stdout.readline())
             until = time.monotonic() + 60
             while not (path.exists() and path.stat().st_size):
                 assert time.monotonic() < until
                 time.sleep(0.005)
             time.sleep(randomly.uniform(0, 0.8))
             os.kill(child, signal.SIGKILL)
-            assert nursery.stdout.readline() == "gone\n"
-        nursery.stdin.close()
+            assert recordings.stdout.readline() == "gone\n"
+        recordings.stdin.close()
     assert publish(spool_of(url)) is not None
     trace = open_trace(url)
     report = check_trace(url)
