@@ -14,12 +14,12 @@ demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo_callback.py $(DEMO)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -q
+	$(BIN)/python -m pytest -n 4 --dist worksteal -q
 	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
 
 # For the loop of edit and test: half a minute on two quiet cores.
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -q tests/data tests/format tests/playback tests/tools/linting \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests/data tests/format tests/playback tests/tools/linting \
 		--ignore tests/format/test_hostile_traces.py
 
 # mypy with every extra, the training tests, and the real loaders of Minari, Parquet, Stable-Baselines3 and TorchRL, in an environment
@@ -29,7 +29,7 @@ check-extras:
 
 # The same with all that takes long: every byte flipped, a thousand crashes, ten times the examples, and not the same ones each time.
 test-long: $(VENV)/.dev
-	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 3 --dist loadgroup -q
+	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 4 --dist worksteal -q
 	date -u '+%F %R UTC' > $(VENV)/.test-long
 
 check: lint test

@@ -28,6 +28,7 @@ DEPENDENCIES = ("numpy", "gymnasium")
 LINES = {
     **{" ".join(one.words("t", "t", f"new-{i}")): one.extra for i, one in enumerate(ALL) if one.extra is not None},
     "record CartPole-v1 -o workers --episodes 2 -j 1 --seed 0": "",
+    "record CartPole-v1 -o shard --episodes 2 --shard 0/2 --seed 0": "",
     "record CartPole-v1 -o x --episodes 1 --policy onnx:own.py": "onnx",
     "record CartPole-v1 -o x --episodes 1 --policy sb3:own.py": "sb3",
     "record CartPole-v1 -o x --episodes 1 --policy run:x": "train",
@@ -172,7 +173,11 @@ def test_the_first_example_of_a_page_runs_or_names_its_extra(page: Path, python:
     text = page.read_text(encoding="utf-8")
     examples = [block for block in blocks(text) if block.language in ("bash", "python") and block.title is None]
     first = next((example for example in examples if example.needs is not None), None)
-    if first is None or "timeout" in first.code or (first.needs and not first.code.startswith("gym-trace")):
+    if (
+        first is None
+        or re.match("timeout|for ", first.code)
+        or (first.needs and not first.code.startswith("gym-trace"))
+    ):
         return  # none, a long one, or one that imports or runs what is missing
     lines = text.splitlines(keepends=True)
     end = next(number for number in range(first.line, len(lines)) if lines[number].strip() == "```")

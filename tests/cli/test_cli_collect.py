@@ -16,6 +16,8 @@ from worker_episodes import children, whole_episodes
 from gym_trace import check_trace, open_trace
 from gym_trace.recording.processes.run_log import EVENTS
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def recording(directory: Path, *args: object, **kwargs: Any) -> subprocess.Popen[str]:
     """Start a practically endless recording with two workers."""

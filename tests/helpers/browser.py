@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_python
+
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -71,8 +73,8 @@ def look(driver: Any, width: int = 1280, height: int = 800, theme: str = "light"
 @contextlib.contextmanager
 def served(*traces: Path) -> Iterator[str]:
     """The address of a server of these traces, in a process of its own."""
-    command = [sys.executable, "-m", "gym_trace", "view", "--no-browser", *map(str, traces)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", "from gym_trace_cli.main import cli; cli()", "view", "--no-browser"]
+    with forked_python.Popen([*command, *map(str, traces)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()

@@ -156,6 +156,7 @@ def _import_all() -> None:
         "scripted_env",
         "gymnasium.wrappers",
         "gymnasium.envs.classic_control",
+        "gym_trace.tools.viewer.server",
         *commands,
     ):
         with contextlib.suppress(ImportError):

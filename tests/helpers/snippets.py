@@ -39,7 +39,7 @@ _BLOCK = re.compile(
     re.M | re.S,
 )
 _SHELL = re.compile(r"[|&;<>$`*?~]")
-# Kills as the command does, but not before something is recorded, which takes longer on a busy machine.
+# Kills as the command does, but sooner, and not before something is recorded, which takes longer on a busy machine.
 _TIMEOUT = """
 timeout() {
   touch .began
@@ -47,7 +47,7 @@ timeout() {
   shift 3
   "$@" &
   while kill -0 $! && [ -z "$(find . -name '*.manifest.jsonl' -newer .began)" ]; do sleep 0.1; done 2>/dev/null
-  sleep "$seconds"
+  sleep "0.$seconds"
   kill -KILL $!
   wait $! 2>/dev/null
 }

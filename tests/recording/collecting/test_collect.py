@@ -29,6 +29,7 @@ from gym_trace.recording.processes.fleet import Lost
 from gym_trace.recording.processes.local import LocalProcesses
 from gym_trace.recording.processes.run_log import EVENTS
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 needs_lanes = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 LANES = [None, pytest.param(3, marks=needs_lanes)]

@@ -17,6 +17,7 @@ from gym_trace.recording.collecting.resuming import finished, run_settings
 from gym_trace.recording.processes.run_log import EVENTS, Events
 from gym_trace.tools.video.asciicast import CastWriter
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
 SETTINGS = {"run": "00ff", "seed": 1, "policy": "random", "environment": None, "recording": {}}
 

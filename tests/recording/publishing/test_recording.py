@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import fsspec
 import gymnasium
 import numpy as np
@@ -168,7 +169,7 @@ def test_a_killed_recording_is_published_later_without_losing_a_step(tmp_path: P
     told = {}
     for number in range(3):
         words = [sys.executable, "-c", KILLED, url, f"w{number}", *paths]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ) as child:
+        with forked_python.Popen(words, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             lines = [int(child.stdout.readline()) for _ in range(40 + 9 * number)]
             child.send_signal(signal.SIGKILL)
@@ -355,8 +356,8 @@ def test_a_recording_left_open_is_published_at_exit_beside_old_batches(tmp_path:
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1], on_exist='append', uid='new'); play(env, 3)"
     )
     paths = {"PYTHONPATH": HELPERS}
-    done = subprocess.run(
-        [sys.executable, "-c", code, url], env={**os.environ, **paths}, capture_output=True, text=True, timeout=120
+    done = forked_python.run(
+        [sys.executable, "-c", code, url], env={**os.environ, **paths}, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert {episode.writer for episode in open_trace(url)} == {"old", "new"}

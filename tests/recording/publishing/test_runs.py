@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import pytest
 import shared_store
@@ -67,7 +68,7 @@ def test_a_run_with_killed_workers_and_driver_has_each_episode_once(
     script.write_text(DRIVER)
     words = [sys.executable, str(script), url, paths, str(EPISODES)]
     environ = {**os.environ, "GYM_TRACE_QUICK": "25"}
-    driver = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+    driver = forked_python.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
     sealed = tmp_path / "bucket" / "t"
     wait_for(lambda: len(list(sealed.glob("*.gtb"))) > 3)
     for worker in children(driver.pid):

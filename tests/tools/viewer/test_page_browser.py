@@ -2,12 +2,12 @@
 
 import contextlib
 import shutil
-import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler
 
 import browser
+import forked_python
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -16,13 +16,13 @@ from faulty_server import running
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
+from shell import ok
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, edit
 from gym_trace.wrappers import TraceRecordingWrapper
 
 pytestmark = [
-    pytest.mark.xdist_group("browser"),  # in one process, with one browser
     pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
     # selenium leaves the pipe of chromedriver to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
@@ -81,15 +81,13 @@ class Page:
 
     def __init__(self, driver, address):
         self.driver, self.address = driver, address
-        self.root = address.partition("?")[0]
         self.refused = None
         driver.get("about:blank")
         self.begun = 1000 * time.time()
-        self.address = address
-        driver.get(address)
 
-    def go(self, route):
-        self.driver.get("about:blank")
+    def go(self, route=""):
+        if self.driver.current_url != "about:blank":  # otherwise another route alone would not load the page again
+            self.driver.get("about:blank")
         self.driver.get(self.address + route)  # with the token: what the first page has stored may not be there yet
 
     def run(self, script, *arguments):
@@ -349,6 +347,7 @@ def test_the_theme_follows_the_system_and_the_key(page):
 def test_the_token_leaves_the_address_and_reaches_no_other_port(page, driver):
     """A page of another site can lead the browser to a port where another user of this machine listens."""
     token, received = page.address.partition("token=")[2], []
+    page.go()
     page.until("document.querySelector('.matched')?.textContent === '4 episodes'")
     assert token not in driver.current_url
 
@@ -380,6 +379,7 @@ def test_a_live_trace_grows_on_the_page(driver, tmp_path):
     env = recorded(tmp_path / "live", (20,))
     with browser.served(tmp_path / "live") as address:
         page = Page(driver, address)
+        page.go()
         page.until("document.querySelector('.matched')?.textContent === '1 episode'")
         env.unwrapped.length = 30
         env.reset(seed=9)
@@ -394,9 +394,9 @@ def test_a_live_trace_grows_on_the_page(driver, tmp_path):
 
 def test_a_saved_page_opens_from_disk(driver, traces, tmp_path):
     target = tmp_path / "page.html"
-    command = [sys.executable, "-m", "gym_trace", "view", str(traces / "first"), "--save", str(target)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    ok("view", traces / "first", "--save", target)
     page = Page(driver, target.as_uri())
+    page.go()
     page.until("document.querySelectorAll('.space .row').length === 4")
     page.go("#trace=0&episode=0&step=33")
     page.until("document.querySelector('.picture canvas[data-step=\"33\"]')")
@@ -412,9 +412,8 @@ REAL = {"ALE/Pong-v5": "ale_py", "HalfCheetah-v5": "mujoco", "MiniGrid-DoorKey-8
 @pytest.mark.parametrize("env_id", REAL)
 def test_real_environments_open_with_plots_and_pictures(driver, tmp_path, env_id):
     pytest.importorskip(REAL[env_id])
-    command = [sys.executable, "-m", "gym_trace", "record", env_id, "-o", str(tmp_path / "real"), "--steps", "150"]
-    command += ["--seed", "0", "--infos", "--quiet", *([] if REAL[env_id] == "mujoco" else ["--import", REAL[env_id]])]
-    subprocess.run(command, check=True, timeout=100, cwd=tmp_path, capture_output=True)
+    words = ["--infos", "--quiet", *([] if REAL[env_id] == "mujoco" else ["--import", REAL[env_id]])]
+    ok("record", env_id, "-o", tmp_path / "real", "--steps", 150, "--seed", 0, *words)
     with browser.served(tmp_path / "real") as address:
         page = Page(driver, address)
         page.go("#trace=0&episode=0&step=40")
@@ -462,17 +461,7 @@ def test_a_lost_step_is_unreadable_and_not_nan(driver, tmp_path):
 
 def test_a_compacted_trace_shows_the_same_episodes(driver, traces, tmp_path):
     shutil.copytree(traces / "first", tmp_path / "small")
-    command = [
-        sys.executable,
-        "-m",
-        "gym_trace",
-        "edit",
-        "compact",
-        str(tmp_path / "small"),
-        "-o",
-        str(tmp_path / "one"),
-    ]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    edit.compact(tmp_path / "small", tmp_path / "one")
     with opened(driver, tmp_path / "one") as page:
         page.until("document.querySelectorAll('.space .row').length === 4")
         lengths = page.run("return [...document.querySelectorAll('.space .of-length')].map(e => e.textContent)")
@@ -605,7 +594,7 @@ with TraceRecordingWrapper(gymnasium.make("Asking-v0"), "trace") as env:
 def test_code_of_a_recording_runs_only_after_consent(driver, tmp_path, monkeypatch):
     (tmp_path / "asking.py").write_text(CODE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    subprocess.run([sys.executable, "-c", RECORD], check=True, cwd=tmp_path, timeout=100)
+    forked_python.run([sys.executable, "-c", RECORD], check=True, cwd=tmp_path)
     button = "[...document.querySelectorAll('.render button')].find(e => e.textContent === 'Render')"
     with opened(driver, tmp_path / "trace", "#trace=0&episode=0&step=4") as page:
         for answer in ("Cancel", "Run it"):

@@ -25,6 +25,8 @@ from gym_trace.tools.viewer.answers import Answers, Refused
 from gym_trace.tools.viewer.rendering import Consent, Recipe, Rendering, Renderings
 from gym_trace.tools.viewer.server import Viewer, pages_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class Mine(ToyEnv):
     """An environment that only this module has."""
