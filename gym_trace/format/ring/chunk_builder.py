@@ -63,10 +63,10 @@ class ChunkWriter:
     def _add(self, segment: Segment) -> None:
         row_types = {path: _row_type(rows) for path, rows in segment.columns.items()}
         count, decoded = rows_in(segment), decoded_bytes(segment)
-        is_full = self._size + segment.size > self._most_for(row_types) or self._decoded + decoded > most_bytes()
+        is_full = self._size + segment.size > self._full_size(row_types) or self._decoded + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
         if self._is_edit:
-            is_full = is_full or not self._are_alike(row_types)
+            is_full = is_full or not self._has_same_types(row_types)
         elif self._parts and row_types != self._row_types:  # columns of mixed types become MessagePack values
             values = (self._rows + count) * len({**row_types, **self._row_types})
             is_full = is_full or values * _VALUE_MEMORY > most_bytes() or self._cannot_join(row_types)
@@ -86,14 +86,14 @@ class ChunkWriter:
         self._decoded += decoded
         self._rows += count
 
-    def _most_for(self, row_types: dict[Path, _RowType]) -> int:
+    def _full_size(self, row_types: dict[Path, _RowType]) -> int:
         """Return the raw size at which a chunk with these columns is full."""
         if self._chunk_bytes is not None:
             return self._chunk_bytes
         is_large = any(row_type.large for row_type in (*row_types.values(), *self._row_types.values()))
         return LARGE_CHUNK if is_large else SMALL_CHUNK
 
-    def _are_alike(self, row_types: dict[Path, _RowType]) -> bool:
+    def _has_same_types(self, row_types: dict[Path, _RowType]) -> bool:
         """Return True if the columns of the chunk have these types. Segments without steps lack columns of steps."""
         own, other = ({path for path in types if path[0] in STEP_COLUMNS} for types in (self._row_types, row_types))
         is_same = not (own and other) or own == other

@@ -52,7 +52,7 @@ class RowDecoder:
         layout: the row layout of the ring file (docs/FORMAT.md, section 8). Raises CorruptTrace if malformed.
 
     Attributes:
-        complaints: warnings about values that cannot be stored, by column.
+        complaints: warnings about values that cannot be stored, one per column.
     """
 
     def __init__(self, layout: dict[str, Any]):
@@ -137,6 +137,11 @@ class _LoggedValues:
 class _DecodedSlab:
     """The fragments and columns of a slab.
 
+    Args:
+        observations: number of columns of the observation.
+        log: offsets of the log entries.
+        end: number of complete rows.
+
     Attributes:
         fragments: the fragment table.
         running: True if a run of steps is open at the end.
@@ -160,7 +165,7 @@ class _DecodedSlab:
         table = headers(slab, log)
         is_value = (table["kind"] >= VALUE) & (table["kind"] <= WHOLE)
         if is_value.any():
-            self._take_values(slab, table[is_value], log[is_value])
+            self._collect_values(slab, table[is_value], log[is_value])
             table, log = table[~is_value], log[~is_value]
         if (fragments := self._whole_episodes(slab, log, table)) is not None:
             self.fragments = fragments
@@ -181,8 +186,8 @@ class _DecodedSlab:
         marks = [mark for mark in marks if mark.row < end or (mark.row == end and not _needs_row(mark))]
         self.fragments = self._fragments(marks)
 
-    def _take_values(self, slab: memoryview, table: Array, at: Array) -> None:
-        """Collect the values in the log. table, at: entries that hold values, and their offsets."""
+    def _collect_values(self, slab: memoryview, table: Array, at: Array) -> None:
+        """Collect the values in the log. table, at: the entries that hold values, and their offsets."""
         begins = at + ENTRY.size
         ends = begins + table["length"]
         for column in sorted(set(table["column"].tolist())):  # np.unique would import numpy.ma within a step
@@ -201,7 +206,7 @@ class _DecodedSlab:
         marks = marks[int(continues) :]
         if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, int(log[-1]))):
             marks = marks[:-1]  # its row is incomplete
-        first = len(before)
+        first = len(before)  # 1 if the slab begins within an episode, otherwise 0
         starts, ends = marks[first::2], marks[1 - first :: 2]
         is_flag = ends["kind"] == FLAG
         begin = np.concatenate([np.zeros(first, np.int64), starts["row"].astype(np.int64)])
@@ -237,18 +242,19 @@ class _DecodedSlab:
         return table
 
     def _fragments(self, marks: list[LogEntry]) -> Array:
+        """Return the fragments of the rows. marks: the log entries that begin or end runs of steps, in order."""
         table: list[bytes] = []
         initial_rows: list[int] = []
         self._initial_rows = initial_rows
         start, first_step, cursor, flags = self._start, self._next_step, 0, 0
-        ends_of_marks = [mark.row for mark in marks[1:]] + [self._end]
+        next_rows = [mark.row for mark in marks[1:]] + [self._end]
         if not self.running:  # only malicious slabs have rows outside episodes
             cursor = marks[0].row if marks else self._end
             if cursor and any(mark.row < self._end for mark in marks[:1]):
                 raise CorruptTrace("ring rows without an episode")
-        for mark, following in zip(marks, ends_of_marks):
+        for mark, next_row in zip(marks, next_rows):
             row, kind = mark.row, mark.kind
-            if following < row or row < cursor:
+            if next_row < row or row < cursor:
                 raise CorruptTrace("ring log out of order")
             if kind in (START, INITIAL) and cursor < row:  # a new run without a stop of the old one
                 steps = row - cursor - (flags & HAS_INITIAL != 0)

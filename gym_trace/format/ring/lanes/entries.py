@@ -47,7 +47,7 @@ def start_with_info(info: bytes) -> bytes:
 
 
 def rows_at(rows: ColumnRows, indices: Array) -> ColumnRows:
-    """Return rows at the given indices."""
+    """Return the rows at these indices."""
     return rows.take(indices, axis=0) if isinstance(rows, np.ndarray) else [rows[i] for i in indices.tolist()]
 
 
@@ -72,25 +72,25 @@ class Reset(NamedTuple):
 
     def packed(self, count: int) -> bytes:
         """Pack the reset. count: number of all lanes."""
-        given: dict[str, Any] = {"observations": self.observations, "seeds": self.seeds}
+        parts: dict[str, Any] = {"observations": self.observations, "seeds": self.seeds}
         if len(self.lanes) != count:
-            given["lanes"] = self.lanes
+            parts["lanes"] = self.lanes
         if any(start != NOTHING for start in self.starts):
-            given["starts"] = self.starts
+            parts["starts"] = self.starts
         if self.ids is not None:
-            given["ids"] = self.ids
-        return pack(given)
+            parts["ids"] = self.ids
+        return pack(parts)
 
     @classmethod
     def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout, utc: int, monotonic: int) -> Reset:
-        given = unpack(payload)
-        lanes = _lanes(given["lanes"], layout.lanes) if "lanes" in given else np.arange(layout.lanes)
+        parts = unpack(payload)
+        lanes = _lanes(parts["lanes"], layout.lanes) if "lanes" in parts else np.arange(layout.lanes)
         return cls(
             lanes,
-            _all_rows(given["observations"], len(lanes), layout.observation_leaves),
-            _typed(given["seeds"], "<i8", len(lanes)),
-            _values(given["starts"], len(lanes)) if "starts" in given else [NOTHING] * len(lanes),
-            _typed(given["ids"], "<i8", len(lanes)) if "ids" in given else None,
+            _all_rows(parts["observations"], len(lanes), layout.observation_leaves),
+            _typed(parts["seeds"], "<i8", len(lanes)),
+            _values(parts["starts"], len(lanes)) if "starts" in parts else [NOTHING] * len(lanes),
+            _typed(parts["ids"], "<i8", len(lanes)) if "ids" in parts else None,
             utc,
             monotonic,
         )
@@ -110,50 +110,50 @@ class StepExtras(NamedTuple):
 
     def packed(self) -> bytes:
         """Pack the extras; return b"" without any."""
-        given: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         if self.observations:
-            given["observations"] = dict(self.observations)
+            parts["observations"] = dict(self.observations)
         if self.rewards is not None:
-            given["rewards"] = self.rewards
+            parts["rewards"] = self.rewards
         if self.finals is not None:
-            given["finals"] = list(self.finals)
+            parts["finals"] = list(self.finals)
         if self.infos is not None:
-            given["infos"] = self.infos
+            parts["infos"] = self.infos
             if self.reset_infos is not None and self.reset_infos is not self.infos:
                 pairs = zip(self.infos, self.reset_infos)
-                given["reset_infos"] = {lane: other for lane, (info, other) in enumerate(pairs) if other is not info}
+                parts["reset_infos"] = {lane: other for lane, (info, other) in enumerate(pairs) if other is not info}
         if self.annotations:
-            given["annotations"] = dict(self.annotations)
+            parts["annotations"] = dict(self.annotations)
         if self.ids is not None and self.keep_mask is not None:
             begun = np.flatnonzero(self.ids >= 0)
-            given["kept"], given["begun"] = self.keep_mask, [begun, self.ids[begun]]
-        return pack(given) if given else b""
+            parts["kept"], parts["begun"] = self.keep_mask, [begun, self.ids[begun]]
+        return pack(parts) if parts else b""
 
     @classmethod
     def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout) -> StepExtras:
-        given, count = unpack(payload), layout.lanes
-        _demand(isinstance(given, dict))
+        parts, count = unpack(payload), layout.lanes
+        _demand(isinstance(parts, dict))
         finals = infos = reset_infos = ids = keep_mask = None
-        if "finals" in given:
-            lanes, rows = given["finals"]
+        if "finals" in parts:
+            lanes, rows = parts["finals"]
             finals = _lanes(lanes, count), _all_rows(rows, len(lanes), layout.observation_leaves)
-        if "infos" in given:
-            infos = reset_infos = _values(given["infos"], count)
-            if "reset_infos" in given:
+        if "infos" in parts:
+            infos = reset_infos = _values(parts["infos"], count)
+            if "reset_infos" in parts:
                 reset_infos = list(infos)
-                for lane, info in given["reset_infos"].items():
+                for lane, info in parts["reset_infos"].items():
                     reset_infos[_number(lane, count)] = bytes(info)
-        if "kept" in given:
-            keep_mask, ids = _typed(given["kept"], "|b1", count), np.full(count, -1)
-            begun, episodes = given["begun"]
+        if "kept" in parts:
+            keep_mask, ids = _typed(parts["kept"], "|b1", count), np.full(count, -1)
+            begun, episodes = parts["begun"]
             ids[_lanes(begun, count)] = _typed(episodes, "<i8", len(begun))
         return cls(
-            _odd_rows(given.get("observations", {}), count, layout.observation_leaves),
-            _rows(given["rewards"], count) if "rewards" in given else None,
+            _odd_rows(parts.get("observations", {}), count, layout.observation_leaves),
+            _rows(parts["rewards"], count) if "rewards" in parts else None,
             finals,
             infos,
             reset_infos,
-            {str(name): _rows(rows, count) for name, rows in given.get("annotations", {}).items()},
+            {str(name): _rows(rows, count) for name, rows in parts.get("annotations", {}).items()},
             ids,
             keep_mask,
         )
@@ -201,23 +201,23 @@ class LaneState(NamedTuple):
 
     def packed(self, with_observations: bool) -> bytes:
         """Pack the state. with_observations: later steps may start a run with the last observation."""
-        given: dict[str, Any] = {"lanes": self.lanes.tobytes(), "episodes": self.episodes}
+        parts: dict[str, Any] = {"lanes": self.lanes.tobytes(), "episodes": self.episodes}
         if self.recent and with_observations:
-            given["observations"] = self.observed(np.arange(len(self.lanes)))
-        return pack(given)
+            parts["observations"] = self.observed(np.arange(len(self.lanes)))
+        return pack(parts)
 
     @classmethod
     def unpacked(cls, payload: bytes | memoryview, layout: LaneLayout) -> LaneState:
-        given, count = unpack(payload), layout.lanes
-        _demand(len(given["lanes"]) == count * LANE.itemsize)
-        lanes = np.frombuffer(given["lanes"], LANE).copy()
+        parts, count = unpack(payload), layout.lanes
+        _demand(len(parts["lanes"]) == count * LANE.itemsize)
+        lanes = np.frombuffer(parts["lanes"], LANE).copy()
         for name in ("open", "pending", "skipped", "running"):
             lanes[name] = lanes[name].view(np.uint8) != 0
         recent: tuple[Observed, ...] = ()
-        if "observations" in given:
-            recent = (Observed(np.arange(count), _all_rows(given["observations"], count, layout.observation_leaves)),)
-        _demand(type(given["episodes"]) is int and 0 <= given["episodes"] < 1 << 62)
-        return cls(lanes, given["episodes"], recent)
+        if "observations" in parts:
+            recent = (Observed(np.arange(count), _all_rows(parts["observations"], count, layout.observation_leaves)),)
+        _demand(type(parts["episodes"]) is int and 0 <= parts["episodes"] < 1 << 62)
+        return cls(lanes, parts["episodes"], recent)
 
 
 # -- checks of unpacked values -----------------------------------------------------------------------------------------

@@ -38,13 +38,13 @@ from gym_trace.format.ring.log import (
 )
 from gym_trace.format.ring.segment import ColumnRows
 
-_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the processor's caches
+_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # sizes of the blocks of _contiguous(), for the processor's caches
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # dtype by size in bytes
 
 
 def lane_rows(column: Array, excluded: Array, out: Array) -> None:
     """Copy the rows of a column, (lanes, times, ...), by lane, then by time. excluded: indices to skip, ascending."""
-    ordered = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
+    ordered = _contiguous(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
     out[...] = np.delete(ordered, excluded, axis=0) if len(excluded) else ordered
 
 
@@ -123,7 +123,7 @@ class Steps(NamedTuple):
             ordered = np.empty((chosen.remaining, *column.shape[2:]), column.dtype)
             (self.loops.rows if ordered.size else lane_rows)(column, chosen.excluded, ordered)
             return ordered
-        flat = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
+        flat = _contiguous(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
         return flat if isinstance(chosen, AllExcept) else rows_at(flat, chosen)
 
 
@@ -194,11 +194,11 @@ class LaneEvents:
         """Add the steps begin to end, if any, as one event."""
         if begin == end:
             return
-        entries, layout = self._steps[begin:end], self._layout
-        log, asks = self._log[entries], self._log[entries - 1]
+        indices, layout = self._steps[begin:end], self._layout
+        steps, actions = self._log[indices], self._log[indices - 1]
         columns = {path: column[:, begin:end] for path, column in self._columns.items()}
         odd: dict[Path, dict[int, ColumnRows]] = defaultdict(dict)
-        extras = [NO_EXTRAS] * len(log)
+        extras = [NO_EXTRAS] * len(steps)
         for leaf in (*layout.observation_leaves, *layout.action_leaves):
             if leaf.dtype is None:
                 odd[leaf.path] = {}  # no column
@@ -207,13 +207,13 @@ class LaneEvents:
             for number, rows in rows_of.items():
                 odd[leaves[number].path][time] = rows
 
-        for time in np.flatnonzero(log["length"]).tolist():
-            extras[time] = StepExtras.unpacked(self._entry(entries[time]).payload, layout)
+        for time in np.flatnonzero(steps["length"]).tolist():
+            extras[time] = StepExtras.unpacked(self._entry(indices[time]).payload, layout)
             add(extras[time].observations, layout.observation_leaves, time)
-        for time in np.flatnonzero(asks["length"]).tolist():
-            add(unpacked_actions(self._entry(entries[time] - 1).payload, layout), layout.action_leaves, time)
+        for time in np.flatnonzero(actions["length"]).tolist():
+            add(unpacked_actions(self._entry(indices[time] - 1).payload, layout), layout.action_leaves, time)
 
-        codes = log["column"]
+        codes = steps["column"]
         rewards = {code: layout.rewards(self._slab, dtype_of(code))[:, begin:end] for code in set(codes.tolist()) - {0}}
         if len(rewards) == 1 and codes.all():
             columns[REWARDS] = rewards[int(codes[0])]
@@ -223,7 +223,7 @@ class LaneEvents:
                 if rows is None:
                     raise CorruptTrace("ring step without rewards")
                 odd[REWARDS][time] = rows
-        self.events.append(Steps(columns, odd, log["c"], log["d"], extras, self.loops))
+        self.events.append(Steps(columns, odd, steps["c"], steps["d"], extras, self.loops))
 
 
 # -- rows by lane, then by time ---------------------------------------------------------------------------------------
@@ -251,15 +251,15 @@ def inserted(column: ColumnRows, at: Array, rows: ColumnRows) -> ColumnRows:
     return packed
 
 
-def _in_order(stacked: Array) -> Array:
+def _contiguous(stacked: Array) -> Array:
     """Return an array, (lanes, times, ...), in C order."""
     if stacked.flags.c_contiguous:
         return stacked
     ordered = np.empty(stacked.shape, stacked.dtype)
-    words, into = _as_words(stacked), _as_words(ordered)
-    at_once = max(_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE // max(1, len(stacked)))
-    for begin in range(0, stacked.shape[1], at_once):
-        into[:, begin : begin + at_once] = words[:, begin : begin + at_once]
+    source, target = _as_words(stacked), _as_words(ordered)
+    block = max(_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE // max(1, len(stacked)))
+    for begin in range(0, stacked.shape[1], block):
+        target[:, begin : begin + block] = source[:, begin : begin + block]
     return ordered
 
 
