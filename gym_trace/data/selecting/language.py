@@ -30,7 +30,7 @@ _MOST_DIGITS = 1000
 _EXCERPT = 72  # characters of the source in an error message
 _COMPARISON_SIGNS = ("==", "!=", "<=", ">=", "<", ">", "in", "is", "not")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "none": None, "null": None}
-_WORDS = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
+_RESERVED = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
 _FUNCTIONS = ("abs", "isnan", "isinf")
 _HINTS = {
     "=": "write == to compare",
@@ -223,7 +223,7 @@ class _Parser:
             return Node("literal", self._number(token), (), token.begin, token.end)
         if token.kind == "text":
             return Node("literal", _unescaped(token.text), (), token.begin, token.end)
-        if token.kind != "name" or (token.text in _WORDS and token.text not in _CONSTANTS):
+        if token.kind != "name" or (token.text in _RESERVED and token.text not in _CONSTANTS):
             raise self._error(token, f"expected a column, number or text, not {token.text!r}")
         if token.text in _CONSTANTS:
             return Node("literal", _CONSTANTS[token.text], (), token.begin, token.end)

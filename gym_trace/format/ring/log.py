@@ -19,7 +19,7 @@ _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
 Result = TypeVar("Result")
-_MANY = 64  # number of entries from which comparing them as an array is faster
+_LEAST_VECTORIZED = 64  # fewer entries are read faster one by one
 
 # Kinds of entries of the slabs of a single environment.
 START, INITIAL, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
@@ -118,7 +118,7 @@ def _entry_offsets(memory: bytes | memoryview, begin: int, end: int, sequence: i
             ahead = 1
             continue
         ahead *= 2
-        if ahead < _MANY:
+        if ahead < _LEAST_VECTORIZED:
             continue
         table = np.frombuffer(memory, HEADER, min(ahead, (end - at) // size), at)  # entries, if none has a payload
         marks = np.uint64(mark + 1) + np.arange(len(table), dtype=np.uint64)

@@ -55,7 +55,7 @@ class Slab(NamedTuple):
 class RingImage(NamedTuple):
     """Copy of a ring: the slabs in use, sorted by sequence number.
 
-    in_batches: last sequence number of a slab that was reused during the copy, so that its steps are in a batch; or 0.
+    in_batches: last slab that was reused during the copy, which means that its steps are in a batch; 0: none.
     """
 
     kind: int

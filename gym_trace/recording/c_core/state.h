@@ -4,8 +4,8 @@
 
 static PyObject *log_entries; /* gym_trace.format.ring.log.entries */
 
-/* Holds another memoryview instead, whose reference it steals. Returns -1 with an exception if the memory is
- * invalid. */
+/* Replaces the held memoryview, and steals the reference to the new one.
+ * Returns -1 with an exception if the new one is invalid. */
 static int hold_memory(PyObject **held, Py_buffer *held_buffer, PyObject *memory)
 {
     Py_buffer buffer, before = *held_buffer;

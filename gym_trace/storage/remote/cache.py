@@ -37,7 +37,7 @@ _FILE_BYTES = _FIRST_BLOCK + _BLOCKS_PER_FILE * BLOCK
 _MOST_OPEN_FILES = 128
 _OBJECT_DIRECTORY = re.compile(r"object-[0-9a-f]{32}")
 _BLOCK_FILE = re.compile(r"\d{6,9}\.blocks")
-_REDUCED = 0.9  # removing files stops at this share of the limit
+_REMOVE_DOWN_TO = 0.9  # share of the limit
 
 
 class _PerProcess(Protocol):
@@ -64,7 +64,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class BlockCache(Protocol):
-    """Cache of blocks by the key of their object and their number. Usable from any number of threads.
+    """Cache of blocks. A block has the key of its object and a number. Usable from any number of threads.
 
     Attributes:
         limit: maximum size in bytes.
@@ -181,7 +181,7 @@ class DiskBlocks:
 
     def init_process(self) -> None:
         self._lock = Lock()
-        self._open: OrderedDict[Path, _BlockFile] = OrderedDict()
+        self._open_files: OrderedDict[Path, _BlockFile] = OrderedDict()
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
         return all((file := self._file(key, n, False)) is not None and file.has(n % _BLOCKS_PER_FILE) for n in numbers)
@@ -201,9 +201,9 @@ class DiskBlocks:
     def _file(self, key: str, number: int, create: bool) -> _BlockFile | None:
         path = self.root / f"object-{key}" / f"{number // _BLOCKS_PER_FILE:06d}.blocks"
         with self._lock:
-            if path in self._open:
-                self._open.move_to_end(path)
-                return self._open[path]
+            if path in self._open_files:
+                self._open_files.move_to_end(path)
+                return self._open_files[path]
             try:
                 if create:
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
@@ -217,9 +217,9 @@ class DiskBlocks:
             if os.fstat(fd).st_nlink == 0:  # removed between opening and locking
                 return None
             os.utime(fd)
-            self._open[path] = file
-            if len(self._open) > self._most_open:
-                self._open.popitem(last=False)
+            self._open_files[path] = file
+            if len(self._open_files) > self._most_open:
+                self._open_files.popitem(last=False)
             return file
 
     def _files(self) -> list[tuple[float, Path, int]]:
@@ -230,8 +230,8 @@ class DiskBlocks:
                 with contextlib.suppress(OSError), os.scandir(directory) as entries:
                     for entry in entries:
                         if _BLOCK_FILE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                            about = entry.stat(follow_symlinks=False)
-                            found.append((about.st_mtime, directory / entry.name, 512 * about.st_blocks))
+                            status = entry.stat(follow_symlinks=False)
+                            found.append((status.st_mtime, directory / entry.name, 512 * status.st_blocks))
         return sorted(found)
 
     def _free_space(self) -> None:
@@ -244,12 +244,12 @@ class DiskBlocks:
             if self._bytes + BLOCK <= self.limit:
                 self._is_full = False
                 return
-            order = {path: i for i, path in enumerate(self._open)}  # open files were used after all others
+            order = {path: i for i, path in enumerate(self._open_files)}  # open files were used after all others
             files.sort(key=lambda file: order.get(file[1], -1))
             for _, path, size in files:
-                if self._bytes <= _REDUCED * self.limit:
+                if self._bytes <= _REMOVE_DOWN_TO * self.limit:
                     break
-                self._open.pop(path, None)
+                self._open_files.pop(path, None)
                 if _removed(path):
                     self._bytes -= size
             self._is_full = self._bytes + BLOCK > self.limit

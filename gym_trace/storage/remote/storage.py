@@ -25,8 +25,8 @@ from gym_trace.storage.remote.cache import (
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, fetched, persistently
 from gym_trace.storage.remote.stores import store_at
 
-_MOST_GAP = 2  # a request includes gaps of up to this many blocks between ranges, instead of a second request
-_MOST_BLOCKS = 256  # of a request
+_MOST_GAP = 2  # blocks between two ranges that one request fetches, with the gap
+_MOST_BLOCKS_PER_REQUEST = 256
 _READ_AHEAD_THREADS = 8
 _IMMUTABLE = ".gtb"  # suffix of files that never change
 _Block = tuple[str, int]  # name of a file, and number of the block in it
@@ -40,7 +40,7 @@ class RemoteStorage(ReadStorage):
     """
 
     def __init__(self, url: str | os.PathLike[str], cache: BlockCache | None = None):
-        """cache: default: see default_cache(). Raises InvalidOption, MissingExtra."""
+        """cache: see default_cache() for the default. Raises InvalidOption, MissingExtra."""
         self.url = url_of(url)
         self.root = redacted(self.url)
         self._cache = default_cache() if cache is None else cache
@@ -217,7 +217,7 @@ def _runs(numbers: list[int]) -> Iterable[tuple[int, int]]:
     """Join ascending numbers of blocks into requests, as (first, last + 1), which may include small gaps."""
     begin = last = numbers[0]
     for number in numbers[1:]:
-        if number - last > _MOST_GAP + 1 or number - begin >= _MOST_BLOCKS:
+        if number - last > _MOST_GAP + 1 or number - begin >= _MOST_BLOCKS_PER_REQUEST:
             yield begin, last + 1
             begin = number
         last = number
