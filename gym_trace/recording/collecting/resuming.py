@@ -167,23 +167,23 @@ def _belongs(writer: WriterReader, run: str) -> bool:
     return as_map(writer.about_or_empty.metadata).get("run") == run  # a writer killed at its start has no metadata
 
 
-def finished(place: str | os.PathLike[str], run: str, root: int, writers: str = ".*") -> dict[int, int]:
+def finished(path_or_url: str | os.PathLike[str], run: str, root: int, writers: str = ".*") -> dict[int, int]:
     """Return the number of steps of each complete episode of a run, by episode number.
 
-    place: directory, also with files published from it, or URL.
+    path_or_url: directory, also with files published from it, or URL.
     writers: pattern of writer ids. Writers whose metadata names another run never count.
     """
     found: dict[int, int] = {}
-    for _, episodes in _finished_by_writer(place, run, root, writers):
+    for _, episodes in _finished_by_writer(path_or_url, run, root, writers):
         found.update(episodes)
     return found
 
 
 def _finished_by_writer(
-    place: str | os.PathLike[str], run: str, root: int, writers: str
+    path_or_url: str | os.PathLike[str], run: str, root: int, writers: str
 ) -> Iterator[tuple[str, dict[int, int]]]:
     try:
-        writer_files = find_writers(recorded(place))
+        writer_files = find_writers(recorded(path_or_url))
     except TraceNotFound:
         return
     for files in writer_files:

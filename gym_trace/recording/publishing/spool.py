@@ -154,13 +154,13 @@ def publish_spools(workers: int = 2, dry_run: bool = False) -> Iterator[Publishe
 
 def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
     """Raise TraceExists if a URL already has a trace and on_exist is "error". Raises RemoteError, InvalidOption."""
-    place = redacted(url_of(url))
+    safe_url = redacted(url_of(url))
     if on_exist == "replace":
-        raise InvalidOption(f'{place}: on_exist="replace" is not supported for URLs; pass another URL')
+        raise InvalidOption(f'{safe_url}: on_exist="replace" is not supported for URLs; pass another URL')
     if on_exist == "error":
-        names = persistently(store_at(url_of(url)).entries, place)
+        names = persistently(store_at(url_of(url)).entries, safe_url)
         if any(kind_of(name) is not None for name in names):
-            raise TraceExists(f'{place}: already holds a trace; pass on_exist="append" to add to it, or another URL')
+            raise TraceExists(f'{safe_url}: already holds a trace; pass on_exist="append" to add to it, or another URL')
 
 
 def publish(spool: Path, workers: int = 2, writer: str | None = None) -> TransferReport | None:
@@ -264,12 +264,12 @@ class SpooledTrace(ReadStorage):
         return self._remote
 
 
-def recorded(place: str | os.PathLike[str]) -> ReadStorage:
+def recorded(path_or_url: str | os.PathLike[str]) -> ReadStorage:
     """Return the storage of a recording in a directory or at a URL; for a spool, also with files published from it."""
-    if is_url(place):
-        return RemoteStorage(url_of(place), MemoryBlocks())
-    url = destination_of(Path(place))
-    return LocalStorage(place) if url is None else SpooledTrace(Path(place), url)
+    if is_url(path_or_url):
+        return RemoteStorage(url_of(path_or_url), MemoryBlocks())
+    url = destination_of(Path(path_or_url))
+    return LocalStorage(path_or_url) if url is None else SpooledTrace(Path(path_or_url), url)
 
 
 class SpoolStorage(LocalStorage):
