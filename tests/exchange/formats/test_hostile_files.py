@@ -187,7 +187,7 @@ def test_rows_that_name_one_text_many_times_are_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr("gym_trace.exchange.formats.hdf5.reading._MOST_TEXT", 1 << 20)
     told = ("gym_trace", "observation_space", "action_space")
     out = _minari(named_again(tmp_path, "rows", 6, 3 << 20), lambda file: None, *told)
-    monkeypatch.setattr("gym_trace.exchange.formats.hdf5.reading._MOST_AGAIN", 2)
+    monkeypatch.setattr("gym_trace.exchange.formats.hdf5.reading._MOST_TEXT_READS", 2)
     assert "infos/x: one text is named too many times" in refusal(out, "minari")
 
 
@@ -292,7 +292,7 @@ def test_very_many_arrays_of_infos_are_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_groups_of_many_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each name would be an episode of what lies in the file once."""
-    monkeypatch.setattr("gym_trace.exchange.formats.hdf5.reading._MOST_RATIO", 1)
+    monkeypatch.setattr("gym_trace.exchange.formats.hdf5.reading._BYTES_PER_BYTE", 1)
     out = exported(tmp_path, "minari")
 
     def change(file: Any) -> None:

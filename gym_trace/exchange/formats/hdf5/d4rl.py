@@ -1,4 +1,4 @@
-"""HDF5 files in the layout of D4RL, out and in."""
+"""Export and import of HDF5 files in the layout of D4RL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gym_trace.playback.row_types import RowType
 from gym_trace.playback.scan import LEFT_OUT
 
 _FLAG = RowType(np.dtype(np.bool_), ())
-_FOR_IMPORT = "are stored for an import only"
+_ONLY_IMPORT = "can be restored only by an import"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class D4RLExporter:
 
         def write(target: Target) -> None:
             with new_file(target.staged) as (file, check):
-                for _ in _Writing(file, source, forms, infos).write():
+                for _ in _FileWriter(file, source, forms, infos).write():
                     check()
 
         return ExportPlan(list(self._losses(source, forms, infos)), write, self._how_to_load)
@@ -64,15 +64,13 @@ class D4RLExporter:
             if form.mixed:
                 yield Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
         for loss in losses(source, "seed", "options", "reset_info"):
-            yield Loss(loss.what, loss.why.replace("are not kept", _FOR_IMPORT))
+            yield Loss(loss.what, loss.why.replace("are not kept", _ONLY_IMPORT))
         for what, names in (("infos", infos.left_out), ("annotations", infos.unlike)):
             if names:
-                told = named(names)
-                yield Loss(what, f"{what} missing from some steps, or of varying form, {_FOR_IMPORT}: {told}")
+                yield Loss(what, f"{what} missing from some steps, or of varying type, {_ONLY_IMPORT}: {named(names)}")
         yield from losses(source, "outcome", "flags", "parts", "empty_episode")
-        if (both := _of_both_flags(source)) and not source.has_flags_within():
-            told = "that were terminated and truncated at once read as terminated"
-            yield Loss("flags", f"{both:,} episodes {told}")
+        if (both := _ends_with_both_flags(source)) and not source.has_flags_within():
+            yield Loss("flags", f"{both:,} episodes that were terminated and truncated at once read as terminated")
 
     def _how_to_load(self, path: FilePath) -> str:
         names = "('observations', 'actions', 'next_observations', 'rewards', 'terminals', 'timeouts')"
@@ -81,34 +79,34 @@ class D4RLExporter:
 
 
 def _forms(source: ExportSource) -> dict[str, RowType]:
-    """Return the forms of observations, actions and rewards. Raises InvalidOption unless each is one numeric array."""
-    found = {}
+    """Return the RowType of observations, actions and rewards. Raises InvalidOption unless each is a numeric array."""
+    forms = {}
     for name, layout in zip(("observations", "actions"), source.layouts):
         form = source.forms.get((name,)) if isinstance(layout, Leaf) else None
         if form is None or form.dtype.kind not in "biuf":
             raise InvalidOption(
-                f"D4RL's files have one array of numbers for {name}, which these are not; wrap the environment in "
-                "gymnasium.wrappers.FlattenObservation or the like, or export to a format with structure: minari"
+                f"{name}: not one array of numbers, as D4RL needs; wrap the environment, as in "
+                "gymnasium.wrappers.FlattenObservation, or export to a format with structure, such as minari"
             )
-        found[name] = form
+        forms[name] = form
     rewards = source.form_of_rewards()
     if rewards is None or rewards.dtype.kind not in "biuf":
         raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
     if rewards.shape:
-        raise InvalidOption("rewards: several numbers each, D4RL stores one; export to minari")
-    return {**found, "rewards": rewards}
+        raise InvalidOption("rewards: several numbers per step, and D4RL stores one; export to minari")
+    return {**forms, "rewards": rewards}
 
 
-def _of_both_flags(source: ExportSource) -> int:
+def _ends_with_both_flags(source: ExportSource) -> int:
     """Count the episodes that ended terminated and truncated."""
     ended = source.trace[source.episodes["outcome"] == "terminated"]
     return sum(bool(len(e) and e.truncations[-1]) for e in ended.scan(columns=["truncations"])) if len(ended) else 0
 
 
-class _Writing:
+class _FileWriter:
     def __init__(self, file: h5py.File, source: ExportSource, forms: dict[str, RowType], infos: InfoColumns):
         self._source, self._file, self._root, self._infos = source, file, file.id, infos
-        kinds = {
+        row_types = {
             "observations": forms["observations"],
             "next_observations": forms["observations"],
             "actions": forms["actions"],
@@ -116,38 +114,39 @@ class _Writing:
             "terminals": _FLAG,
             "timeouts": _FLAG,
         }
-        self._arrays = {name: Arrays(name, form.dtype, form.shape) for name, form in kinds.items()}
-        self._of_infos, groups = info_arrays(infos.columns)
+        arrays, groups = info_arrays(infos.columns)
         for name in groups:
             new_group(self._root, name)
-        self._data = [arrays.new(self._root, source.steps) for arrays in (*self._arrays.values(), *self._of_infos)]
+        self._arrays = [*(Arrays(name, form.dtype, form.shape) for name, form in row_types.items()), *arrays]
+        self._datasets = [arrays.new(self._root, source.steps) for arrays in self._arrays]
 
     def write(self) -> Iterator[Window]:
-        """Yields what has been written."""
+        """Write all; yield each window after it is written."""
         row, identities = 0, Arrays("episodes", None)
-        self._metadata()
-        kept = identities.new(new_group(self._root, f"metadata/{KEY}"), int((self._source.episodes["steps"] > 0).sum()))
+        self._write_metadata()
+        count = int((self._source.episodes["steps"] > 0).sum())
+        identity_texts = identities.new(new_group(self._root, f"metadata/{KEY}"), count)
         text(self._root, f"metadata/{KEY}/about", self._source.about)
-        episode, told = 0, []
-        whole = BlobArray(self._file, f"metadata/{KEY}/infos") if self._infos.need_packing else None
+        episode, pending = 0, []
+        packed_infos = BlobArray(self._file, f"metadata/{KEY}/infos") if self._infos.need_packing else None
         for window in self._source.windows():
             if not window.steps:
                 continue
             if window.start == 0:
-                told.append(self._source.identity(window.episode))
-            for arrays, data, rows in zip((*self._arrays.values(), *self._of_infos), self._data, self._rows(window)):
-                arrays.write(data, row, rows)
-            if whole is not None:
+                pending.append(self._source.identity(window.episode))
+            for arrays, dataset, rows in zip(self._arrays, self._datasets, self._rows(window)):
+                arrays.write(dataset, row, rows)
+            if packed_infos is not None:
                 for _, data in packed(window, self._infos):
-                    whole.add(data)
+                    packed_infos.add(data)
             row += window.steps
             yield window
-            if len(told) >= 1024:
-                identities.write(kept, episode, told)
-                episode, told = episode + len(told), []
-        identities.write(kept, episode, told)
-        if whole is not None:
-            whole.write()
+            if len(pending) >= 1024:
+                identities.write(identity_texts, episode, pending)
+                episode, pending = episode + len(pending), []
+        identities.write(identity_texts, episode, pending)
+        if packed_infos is not None:
+            packed_infos.write()
 
     def _rows(self, window: Window) -> Iterator[Any]:
         columns = window.columns
@@ -161,126 +160,124 @@ class _Writing:
         for column in self._infos.columns:
             yield column.rows(window)
 
-    def _metadata(self) -> None:
+    def _write_metadata(self) -> None:
         new_group(self._root, "metadata")
         facts = self._source.facts
-        said = {"env_id": self._source.environment.get("id"), "algorithm": facts.get("algorithm")}
-        for name, value in (said | {"author": facts.get("author")}).items():
+        metadata = {name: facts.get(name) for name in ("algorithm", "author")}
+        for name, value in {"env_id": self._source.environment.get("id"), **metadata}.items():
             if isinstance(value, str) and value:
-                with suppress(UnicodeEncodeError, ValueError):  # not valid text in HDF5; the facts have it anyway
+                with suppress(UnicodeEncodeError, ValueError):  # not valid text in HDF5; `about` has it anyway
                     text(self._root, f"metadata/{name}", value)
 
 
 _KIND = "D4RL"
-_NEEDED = ("observations", "actions", "rewards", "terminals")
-_NOTE = "D4RL stores no spaces, environment, seeds or times; the spaces are as wide as the dtypes"
-_KNOWN = frozenset((*_NEEDED, "timeouts", "next_observations", "infos", "metadata"))
-_MOST_TOLD = 1024  # characters of a value in metadata/ that is imported
+_REQUIRED = ("observations", "actions", "rewards", "terminals")
+_WARNING = "D4RL stores no spaces, environment, seeds or times; the spaces are as wide as the dtypes"
+_KNOWN = frozenset((*_REQUIRED, "timeouts", "next_observations", "infos", "metadata"))
+_LONGEST_METADATA = 1024  # characters; longer values are skipped
 
 
 class D4RLImporter:
-    """One HDF5 file in the layout of D4RL."""
+    """One HDF5 file in the layout of D4RL"""
 
     name: ClassVar[str] = "d4rl"
 
     def recognises(self, path: FilePath) -> bool:
         if not begins_with(path, MAGIC):
             return False
-        with suppress(TraceError), H5File(path) as reading:
-            return all(name in reading.root and not reading.root.is_node(name) for name in _NEEDED)
+        with suppress(TraceError), H5File(path) as file:
+            return all(name in file.root and not file.root.is_group(name) for name in _REQUIRED)
         return False
 
     def read(self, path: FilePath) -> Imported:
-        with ExitStack() as until_read:
-            file = _D4RLFile(until_read.enter_context(H5File(path)))
+        with ExitStack() as on_error:  # afterwards, episodes() closes the file
+            file = _D4RLFile(on_error.enter_context(H5File(path)))
             observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
-            environment, metadata = {"note": f"{path.name} does not say the environment"}, file.metadata()
+            environment, metadata = {"note": f"{path.name} names no environment"}, file.metadata()
             schema = new_schema(_KIND, observations, actions, environment, metadata, infos=bool(file.infos))
             facts = {key: value for key, value in metadata.items() if key in ("algorithm", "author")}
-            found = imported(_KIND, file.episodes(), schema, file.about, facts, file.warnings, len(file.rewards))
-            file.warnings = found.warnings
-            until_read.pop_all()
-            return found
+            content = imported(_KIND, file.episodes(), schema, file.about, facts, file.warnings, len(file.rewards))
+            file.warnings = content.warnings
+            on_error.pop_all()
+            return content
 
 
 class _D4RLFile:
-    """A file of D4RL.
-
-    notes: missing facts; reading adds more.
-    """
+    """A file of D4RL. warnings: missing facts; reading adds more."""
 
     def __init__(self, file: H5File):
         self._file, root = file, file.root
-        self.observations, self.actions, self.rewards = (_numbers(root, name) for name in _NEEDED[:3])
+        self.observations, self.actions, self.rewards = (_numbers(root, name) for name in _REQUIRED[:3])
         self._terminals = _numbers(root, "terminals")
         self._timeouts = _numbers(root, "timeouts") if "timeouts" in root else None
         self._next = _numbers(root, "next_observations") if "next_observations" in root else None
         rows = len(self.rewards)
-        of_one = (self.rewards, self._terminals, self._timeouts)
-        there = (*of_one, self.observations, self.actions, self._next)
-        for one in there:
-            if one is not None and len(one) != rows:
-                raise one.fault(f"has {len(one)} rows for {rows} rewards")
-            if one in of_one and one is not None and one.shape not in ((rows,), (rows, 1)):
-                raise one.fault(f"has shape {one.shape}; one number per row expected")
+        scalars = (self.rewards, self._terminals, self._timeouts)
+        for array in (*scalars, self.observations, self.actions, self._next):
+            if array is not None and len(array) != rows:
+                raise array.fault(f"has {len(array)} rows for {rows} rewards")
+            if array in scalars and array is not None and array.shape not in ((rows,), (rows, 1)):
+                raise array.fault(f"has shape {array.shape}; one number per row expected")
         if self._next is not None and self._next.shape != self.observations.shape:
             raise self._next.fault(f"has shape {self._next.shape}, but observations have {self.observations.shape}")
-        self._metadata = root.node("metadata") if "metadata" in root and root.is_node("metadata") else None
-        ours = self._metadata.node(KEY) if self._metadata is not None and KEY in self._metadata else None
+        self._metadata = root.group("metadata") if "metadata" in root and root.is_group("metadata") else None
+        ours = self._metadata.group(KEY) if self._metadata is not None and KEY in self._metadata else None
         self.about = None if ours is None else ours.rows("about").text()
         self._identities = None if ours is None else ReadAhead(ours.rows("episodes"))
-        infos = columns_in(root.node("infos")) if "infos" in root and root.is_node("infos") else {}
-        self._left_out = ["/".join(("infos", *path)) for path, found in infos.items() if len(found) != rows]
-        infos = {path: found for path, found in infos.items() if len(found) == rows and found.shape}
-        notes = {path[1]: infos.pop(path) for path in [*infos] if ours and path[0] == ANNOTATIONS}
-        self._annotations = {name: ReadAhead(found, len(notes)) for name, found in notes.items()}
-        self.infos = {} if ours else {path: ReadAhead(found, len(infos)) for path, found in infos.items()}
-        self._kept = ReadAhead(ours.rows("infos")) if ours and "infos" in ours else None
+        infos = columns_in(root.group("infos")) if "infos" in root and root.is_group("infos") else {}
+        self._skipped = ["/".join(("infos", *path)) for path, array in infos.items() if len(array) != rows]
+        infos = {path: array for path, array in infos.items() if len(array) == rows and array.shape}
+        annotations = {path[1]: infos.pop(path) for path in [*infos] if ours and path[0] == ANNOTATIONS}
+        self._annotations = {name: ReadAhead(array, len(annotations)) for name, array in annotations.items()}
+        self.infos = {} if ours else {path: ReadAhead(array, len(infos)) for path, array in infos.items()}
+        self._packed_infos = ReadAhead(ours.rows("infos")) if ours and "infos" in ours else None
         if not ours:
-            self._annotations |= self._others(root, rows)
+            self._annotations |= self._unknown_arrays(root, rows)
         self.warnings = [] if ours else self._import_warnings()
 
     def _import_warnings(self) -> list[str]:
-        notes = [_NOTE]
+        warnings = [_WARNING]
         if self._next is None:
-            notes.append(
-                "it has no next_observations: the final observation of each episode is not known; "
+            warnings.append(
+                "no next_observations: the final observation of each episode is unknown; "
                 "episode.has_final_observation is False, and the row a placeholder"
             )
         if self._timeouts is None:
-            notes.append("no timeouts: an episode that was not terminated is joined to the next one")
+            warnings.append("no timeouts: an episode that was not terminated is joined to the next one")
         if self._annotations:
-            notes.append(f"arrays unknown to D4RL become annotations: {named([*self._annotations])}")
-        there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
-        left = self._left_out + [f"metadata/{name}" for path, _ in there if (name := "/".join(path)) not in kept]
-        if left:
-            notes.append(f"skipped, not arrays with one row per step: {named(left)}")
-        return notes
+            warnings.append(f"arrays unknown to D4RL become annotations: {named([*self._annotations])}")
+        metadata, imported = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
+        skipped = [f"metadata/{name}" for path, _ in metadata if (name := "/".join(path)) not in imported]
+        if skipped := self._skipped + skipped:
+            warnings.append(f"skipped, not arrays with one row per step: {named(skipped)}")
+        return warnings
 
-    def _others(self, root: H5Group, rows: int) -> dict[str, ReadAhead]:
-        """Return other arrays with one row per step."""
-        found = {}
+    def _unknown_arrays(self, root: H5Group, rows: int) -> dict[str, ReadAhead]:
+        """Return arrays unknown to D4RL that have one row per step."""
+        arrays = {}
         names = [name for name in root.names() if name not in _KNOWN]
         if len(names) > MOST_ARRAYS:
             raise root.fault(f"has more than {MOST_ARRAYS} arrays")
         for name in names:
             with suppress(UnreadableRecording):  # a link, or values that are not numbers
-                if not root.is_node(name) and (one := root.rows(name)).shape and len(one) == rows and not one.is_bytes:
-                    found[name] = ReadAhead(one, len(names))
-                    continue
-            self._left_out.append(name)
-        return found
+                if not root.is_group(name):
+                    array = root.rows(name)
+                    if array.shape and len(array) == rows and not array.is_bytes:
+                        arrays[name] = ReadAhead(array, len(names))
+                        continue
+            self._skipped.append(name)
+        return arrays
 
     def metadata(self) -> dict[str, Any]:
-        """Return the numbers and texts of its metadata."""
-        found: dict[str, Any] = {"imported_from": _KIND}
+        """Return the numbers and texts in the group "metadata", by path."""
+        metadata: dict[str, Any] = {"imported_from": _KIND}
         for path, rows in arrays_in(self._metadata) if self._metadata is not None else ():
             if path[0] != KEY and not rows.shape and not rows.is_bytes:
                 value = rows.read()
                 value = value if isinstance(value, str) else value.item()
-                if len(str(value)) <= _MOST_TOLD:
-                    found["/".join(path)] = value
-        return found
+                if len(str(value)) <= _LONGEST_METADATA:
+                    metadata["/".join(path)] = value
+        return metadata
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
@@ -294,7 +291,7 @@ class _D4RLFile:
             columns = [ReadAhead(rows) for rows in (self.observations, self.actions, self.rewards)]
             after = None if self._next is None else ReadAhead(self._next)
             begin = 0
-            self._whole, self._next_kept = PackedInfos(), 0
+            self._unpacked, self._next_packed = PackedInfos(), 0
             for number, end in enumerate(ends.tolist()):
                 identity = None if self._identities is None else self._identities.read(number, number + 1)[0]
                 is_last = number == len(ends) - 1
@@ -305,52 +302,51 @@ class _D4RLFile:
                 begin = end
 
     def _ends(self) -> tuple[Array, Array]:
-        """Return (episodes,) the row after the last of each, and the terminal flag of the last."""
-        ends, terminal = [], []
+        """Return (episodes,) the row after the last one of each, and the terminal flag of its last row."""
+        end_blocks, terminal_blocks = [], []
         for begin, end in step_ranges(len(self.rewards), 64):
-            terminals = self._terminals.read(begin, end).reshape(-1).astype(np.bool_)
-            over = terminals
+            is_end = terminals = self._terminals.read(begin, end).reshape(-1).astype(np.bool_)
             if self._timeouts is not None:
-                over = terminals | self._timeouts.read(begin, end).reshape(-1).astype(np.bool_)
-            places = np.flatnonzero(over)
-            ends.append(places + begin + 1)
-            terminal.append(terminals[places])
-        found, is_terminal = np.concatenate(ends), np.concatenate(terminal)
-        self._ended = not len(self.rewards) or bool(len(found) and found[-1] == len(self.rewards))
+                is_end = terminals | self._timeouts.read(begin, end).reshape(-1).astype(np.bool_)
+            last_rows = np.flatnonzero(is_end)
+            end_blocks.append(last_rows + begin + 1)
+            terminal_blocks.append(terminals[last_rows])
+        ends, is_terminal = np.concatenate(end_blocks), np.concatenate(terminal_blocks)
+        self._ended = not len(self.rewards) or bool(len(ends) and ends[-1] == len(self.rewards))
         if self._ended:
-            return found, is_terminal
-        return np.append(found, len(self.rewards)), np.append(is_terminal, False)
+            return ends, is_terminal
+        return np.append(ends, len(self.rewards)), np.append(is_terminal, False)
 
     def _parts(self, begin: int, end: int, columns: list[ReadAhead], after: ReadAhead | None) -> Iterator[NewSteps]:
         observations, actions, rewards = columns
-        beside = (*self.infos.values(), *self._annotations.values())
-        widths = (self.observations, self.actions, *(ahead.rows for ahead in beside))
-        for first, last in step_ranges(end - begin, sum(rows.row_size for rows in widths)):
+        others = (*self.infos.values(), *self._annotations.values())
+        row_size = sum(rows.row_size for rows in (self.observations, self.actions, *(ahead.rows for ahead in others)))
+        for first, last in step_ranges(end - begin, row_size):
             first, last = first + begin, last + begin
             rows = observations.read(first if first == begin else first + 1, min(last + 1, end))
             if last == end:
                 final = placeholder(rows.dtype, rows.shape[1:]) if after is None else after.read(end - 1, end)
                 rows = np.concatenate([rows, final])
             if after is not None:
-                self._check(rows[-(last - first) :], after.read(first, last))
+                self._compare(rows[-(last - first) :], after.read(first, last))
             infos, annotations = self._infos(first, last)
             annotations |= {name: ahead.read(first, last) for name, ahead in self._annotations.items()}
             reward = rewards.read(first, last).reshape(-1)
             yield NewSteps(rows, actions.read(first, last), reward, infos=infos, annotations=annotations)
 
-    def _check(self, rows: Array, after: Array) -> None:
-        """Note next observations that differ from the following ones: a trace cannot store them."""
-        note = "some next_observations differ from the following observations; skipped"
-        if note not in self.warnings and rows.tobytes() != after.tobytes():
-            self.warnings.append(note)
+    def _compare(self, rows: Array, after: Array) -> None:
+        """Warn of next observations that differ from the following ones: a trace cannot store them."""
+        warning = "some next_observations differ from the following observations; skipped"
+        if warning not in self.warnings and rows.tobytes() != after.tobytes():
+            self.warnings.append(warning)
 
     def _infos(self, begin: int, end: int) -> tuple[list[Any] | None, dict[str, Any]]:
-        if self._kept is not None:
-            while self._whole.end < end and self._next_kept < len(self._kept):
-                data = self._kept.read(self._next_kept, self._next_kept + 1)[0]
-                self._whole.add(self._whole.end, np.asarray(data, np.uint8).tobytes())
-                self._next_kept += 1
-            return self._whole.take(end - begin)
+        if self._packed_infos is not None:
+            while self._unpacked.end < end and self._next_packed < len(self._packed_infos):
+                data = self._packed_infos.read(self._next_packed, self._next_packed + 1)[0]
+                self._unpacked.add(self._unpacked.end, np.asarray(data, np.uint8).tobytes())
+                self._next_packed += 1
+            return self._unpacked.take(end - begin)
         if not self.infos:
             return None, {}
         return infos_of({path: ahead.read(begin, end) for path, ahead in self.infos.items()}, end - begin), {}

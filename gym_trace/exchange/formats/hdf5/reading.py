@@ -1,4 +1,4 @@
-"""Untrusted HDF5 files: opens no other file, and reads no more than the file has."""
+"""Read untrusted HDF5 files in bounded memory, without following links to other files."""
 
 from __future__ import annotations
 
@@ -20,35 +20,33 @@ from gym_trace.printable import printable
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Errors of h5py for malformed contents.
 _ERRORS = (KeyError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-_MOST_RATIO = 4096  # bytes of an array per stored byte; deflate reaches a thousand
+# Limits of an array: bytes of any array, and bytes per stored byte (deflate reaches a thousand).
+_FREE_BYTES, _BYTES_PER_BYTE = 1 << 20, 4096
 _MOST_ROW = 1 << 28  # bytes
 MOST_ARRAYS = 1000
 _DEEPEST = 8
-_SLACK = 1 << 20
-_MOST_TEXT, _TEXT_ROW, _FEWEST_TEXTS = 64 << 20, 64 << 10, 8
+_MOST_TEXT, _TEXT_ROW = 64 << 20, 64 << 10  # bytes per text, and estimate per row of text
+_LEAST_TEXTS_AT_ONCE = 8
 _BLOCK = 8 << 20  # bytes that are read ahead
-_CACHE = 1 << 20  # bytes of decoded chunks that HDF5 keeps per array
-_MOST_BAND = 1 << 29  # bytes of the rows that decompressed chunks hold
-_SLOTS = 521  # chunks in a cache, at least: HDF5's default
-_MOST_AGAIN = 8  # times that texts may be read
+_CACHE = 1 << 20  # bytes of decompressed chunks that HDF5 caches per array
+_MOST_BAND = 1 << 29  # bytes of a band: one row of chunks, which are decompressed together
+_LEAST_CACHE_SLOTS = 521  # the default of HDF5
+_MOST_TEXT_READS = 8  # per stored byte: many rows may refer to one text
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 
 
 class H5File:
-    """An open HDF5 file. Raises UnreadableRecording if it is not one, or malformed.
-
-    root: its root group.
-    """
+    """An open HDF5 file. root: its root group. Raises UnreadableRecording for another or a malformed file."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
         try:
             self._file = h5py.File(self.path, "r", rdcc_nbytes=_CACHE)
             size = os.path.getsize(self.path)
-            self.texts_at_once = max(_FEWEST_TEXTS, _MOST_TEXT // max(1, size))
-            self._unopened = 2 * (_SLACK + size * _MOST_RATIO)  # bytes of arrays; some are opened twice
-            self._cache_left = 2 * _MOST_BAND  # the arrays of the episode before may still be open
-            self._text_left = _MOST_TEXT + _MOST_AGAIN * size  # a file has the bytes of each text
+            self.texts_at_once = max(_LEAST_TEXTS_AT_ONCE, _MOST_TEXT // max(1, size))
+            self._array_bytes_left = 2 * (_FREE_BYTES + size * _BYTES_PER_BYTE)  # twice: some are opened again
+            self._cache_left = 2 * _MOST_BAND  # twice: the arrays of the previous episode may still be open
+            self._text_left = _MOST_TEXT + _MOST_TEXT_READS * size
             self.root = H5Group(self, self._file["/"], "")
         except _ERRORS as error:
             raise UnreadableRecording(f"{self.path}: not a readable HDF5 file ({error!s:.100})") from error
@@ -60,13 +58,13 @@ class H5File:
         self._file.close()
 
     def fault(self, name: str, problem: str) -> UnreadableRecording:
-        """An error about something in the file."""
+        """Return an error about something in the file."""
         return UnreadableRecording(f"{self.path}: {printable(name) or '/'}: {problem}")
 
     def count_array(self, name: str, size: int) -> None:
-        """Count the bytes of an array. Raises UnreadableRecording if groups with many names have too many."""
-        self._unopened -= size
-        if self._unopened < 0:
+        """Count the bytes of an array that is opened. Raises UnreadableRecording for too many: one has many names."""
+        self._array_bytes_left -= size
+        if self._array_bytes_left < 0:
             raise self.fault(name, "the arrays have more bytes than a file of this size can hold")
 
     def reserve(self, rows: H5Rows, band: int) -> None:
@@ -80,7 +78,7 @@ class H5File:
         self._cache_left += size
 
     def count_text(self, name: str, size: int) -> None:
-        """Count text that was read. Raises UnreadableRecording if it is more than a file of this size has."""
+        """Count text that was read. Raises UnreadableRecording for more than a file of this size can hold."""
         self._text_left -= size
         if self._text_left < 0:
             raise self.fault(name, "one text is named too many times")
@@ -113,41 +111,41 @@ class H5Group:
             return list(self._group)
 
     def fault(self, problem: str) -> UnreadableRecording:
-        """An error about the group."""
+        """Return an error about the group."""
         return self._file.fault(self.name, problem)
 
     def attributes(self, *wanted: str) -> dict[str, Any]:
-        """Return the attributes of these names, and those below them: numbers, texts, or arrays of them."""
+        """Return attributes NAME and NAME/… of the wanted names: numbers, texts, or arrays of them."""
         with self._file.located(self.name):
             names = [name for name in self._group.attrs if name in wanted or name.partition("/")[0] in wanted]
         return {name: self._attribute(name) for name in names}
 
     def _attribute(self, name: str) -> Any:
         """Return the value of an attribute. Checks its type and size first."""
-        place = f"{self.name}@{name}"
-        with self._file.located(place):
-            found = self._group.attrs.get_id(name)
-            is_text, count = h5py.check_string_dtype(found.dtype) is not None, math.prod(found.shape)
-            if found.dtype.kind not in "biufc" and not is_text:
-                raise self._file.fault(place, f"unsupported dtype {printable(str(found.dtype))[:60]}")
-            if count * found.dtype.itemsize > _MOST_TEXT:
-                raise self._file.fault(place, f"{count} numbers are too many for an attribute")
-            if is_text and (count > self._file.texts_at_once or len(found.shape) > 1):
-                raise self._file.fault(place, f"{count} texts are too many for an attribute")
+        label = f"{self.name}@{name}"
+        with self._file.located(label):
+            header = self._group.attrs.get_id(name)
+            is_text, count = h5py.check_string_dtype(header.dtype) is not None, math.prod(header.shape)
+            if header.dtype.kind not in "biufc" and not is_text:
+                raise self._file.fault(label, f"unsupported dtype {printable(str(header.dtype))[:60]}")
+            if count * header.dtype.itemsize > _MOST_TEXT:
+                raise self._file.fault(label, f"{count} numbers are too many for an attribute")
+            if is_text and (count > self._file.texts_at_once or len(header.shape) > 1):
+                raise self._file.fault(label, f"{count} texts are too many for an attribute")
             value = self._group.attrs[name]
         texts = value.tolist() if isinstance(value, np.ndarray) and is_text else [value] if is_text else []
-        self._file.count_text(place, sum(map(len, texts)))
+        self._file.count_text(label, sum(map(len, texts)))
         return value
 
-    def see(self, groups: set[int]) -> None:
-        """Add this group to the seen ones. Raises UnreadableRecording if it has two names."""
+    def add_to(self, seen: set[int]) -> None:
+        """Add the address of this group to the seen ones. Raises UnreadableRecording for a group with two names."""
         with self._file.located(self.name):
             address = int(h5py.h5o.get_info(self._group.id).addr)
-        if address in groups:
+        if address in seen:
             raise self.fault("duplicate name")
-        groups.add(address)
+        seen.add(address)
 
-    def node(self, key: str) -> H5Group:
+    def group(self, key: str) -> H5Group:
         found = self._at(key)
         if not isinstance(found, h5py.Group):
             raise self._file.fault(f"{self.name}/{key}", "not a group")
@@ -160,7 +158,7 @@ class H5Group:
             raise self._file.fault(name, "not an array")
         return H5Rows(self._file, self._group, key, name)
 
-    def is_node(self, key: str) -> bool:
+    def is_group(self, key: str) -> bool:
         return isinstance(self._at(key), h5py.Group)
 
     def _at(self, key: str) -> Any:
@@ -175,48 +173,48 @@ class H5Group:
 
 
 def arrays_in(
-    node: H5Group, path: tuple[str, ...] = (), groups: set[int] | None = None
+    group: H5Group, path: tuple[str, ...] = (), seen: set[int] | None = None
 ) -> Iterator[tuple[tuple[str, ...], H5Rows]]:
-    """Return all arrays in a group and its subgroups, by path. A duplicate group is malformed.
+    """Yield all arrays in a group and its subgroups, with their paths. Raises UnreadableRecording for a cycle.
 
-    groups: addresses of the groups seen so far.
+    seen: addresses of groups.
     """
-    groups = set() if groups is None else groups
+    seen = set() if seen is None else seen
     if len(path) > _DEEPEST:
-        raise node.fault("is nested too deep")
-    node.see(groups)
-    for name in node.names():
-        if node.is_node(name):
-            yield from arrays_in(node.node(name), (*path, name), groups)
+        raise group.fault("is nested too deep")
+    group.add_to(seen)
+    for name in group.names():
+        if group.is_group(name):
+            yield from arrays_in(group.group(name), (*path, name), seen)
         else:
-            yield (*path, name), node.rows(name)
+            yield (*path, name), group.rows(name)
 
 
-def columns_in(node: H5Group) -> dict[tuple[str, ...], H5Rows]:
-    """Return all arrays in a group and its subgroups, of which there are not too many, by path."""
-    found = dict(islice(arrays_in(node), MOST_ARRAYS + 1))
-    if len(found) > MOST_ARRAYS:
-        raise node.fault(f"has more than {MOST_ARRAYS} arrays")
-    return found
+def columns_in(group: H5Group) -> dict[tuple[str, ...], H5Rows]:
+    """Return all arrays in a group and its subgroups by path. Raises UnreadableRecording for more than MOST_ARRAYS."""
+    arrays = dict(islice(arrays_in(group), MOST_ARRAYS + 1))
+    if len(arrays) > MOST_ARRAYS:
+        raise group.fault(f"has more than {MOST_ARRAYS} arrays")
+    return arrays
 
 
 class H5Rows:
     """An array with random access to rows.
 
     Attributes:
-        name: in the file. shape: of all of it, () of a single value. is_text: whether it is of text.
-        dtype: of a row; of objects for text, and for values that are bytes of any number.
+        name: in the file. shape: of the array; () for a single value. dtype: object for text and for byte strings.
+        is_text, is_bytes: True for an array of texts, or of byte strings.
     """
 
     def __init__(self, file: H5File, group: h5py.Group, key: str, name: str):
         self.name, self._file = name, file
         with file.located(name):
-            self._found = found = group[key]
-            self.shape: tuple[int, ...] = tuple(found.shape or ())
-            self.dtype: np.dtype[Any] = found.dtype
+            self._dataset = dataset = group[key]
+            self.shape: tuple[int, ...] = tuple(dataset.shape or ())
+            self.dtype: np.dtype[Any] = dataset.dtype
             string = h5py.check_string_dtype(self.dtype)
-            is_elsewhere = bool(found.external) or found.is_virtual
-            stored = found.id.get_storage_size()
+            is_elsewhere = bool(dataset.external) or dataset.is_virtual
+            stored = dataset.id.get_storage_size()
         self.is_text = string is not None
         self.is_bytes = self.dtype == object and h5py.check_vlen_dtype(self.dtype) == np.uint8
         if is_elsewhere:
@@ -224,34 +222,34 @@ class H5Rows:
         if self.dtype.kind not in "biuf" and not self.is_text and not self.is_bytes:
             raise self.fault(f"unsupported dtype {printable(str(self.dtype))[:60]}; numbers or text required")
         size = max(1, self.dtype.itemsize * math.prod(self.shape[1:])) * (self.shape[0] if self.shape else 1)
-        if self.row_size > _MOST_ROW or size > _SLACK + stored * _MOST_RATIO or found.shape is None:
+        if self.row_size > _MOST_ROW or size > _FREE_BYTES + stored * _BYTES_PER_BYTE or dataset.shape is None:
             raise self.fault(f"shape {self.shape}, but only {stored} bytes stored")
         file.count_array(name, size)
         band, tiles = self._band(stored)
         if band > _CACHE:
             file.reserve(self, band)
-            del found, self._found  # the first one that is open decides the cache
+            del dataset, self._dataset  # HDF5 takes the cache of a dataset from the first handle that is open
             with file.located(name):
                 access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-                access.set_chunk_cache(max(_SLOTS, 2 * tiles + 1), band, 1.0)
-                self._found = h5py.Dataset(h5py.h5d.open(group.id, key.encode(), access))
+                access.set_chunk_cache(max(_LEAST_CACHE_SLOTS, 2 * tiles + 1), band, 1.0)
+                self._dataset = h5py.Dataset(h5py.h5d.open(group.id, key.encode(), access))
 
     def _band(self, stored: int) -> tuple[int, int]:
-        """Return the bytes of the rows that one row of compressed chunks holds, and the number of these chunks.
+        """Return the decompressed bytes of one row of chunks, and the number of these chunks; (0, 0) if uncompressed.
 
-        They are decompressed together; (0, 0) without compression. Raises UnreadableRecording for other filters.
+        Reading a row decompresses all of them. Raises UnreadableRecording for unsupported filters.
         """
         with self._file.located(self.name):
-            layout = self._found.id.get_create_plist()
+            layout = self._dataset.id.get_create_plist()
             filters = [layout.get_filter(number)[0] for number in range(layout.get_nfilters())]
         if unknown := [number for number in filters if number not in _FILTERS]:
             raise self.fault(f"filter {unknown[0]} is not supported; use {', '.join(_FILTERS.values())}")
         if not filters:
             return 0, 0
-        rows, *inner = chunks = self._found.chunks
+        rows, *inner = chunks = self._dataset.chunks
         tiles = math.prod(-(-size // chunk) for size, chunk in zip(self.shape[1:], inner))
         band = rows * math.prod(inner) * max(1, tiles) * (16 if self.dtype == object else self.dtype.itemsize)
-        most = _CACHE if self.dtype == object else min(_MOST_BAND, _SLACK + stored * _MOST_RATIO)
+        most = _CACHE if self.dtype == object else min(_MOST_BAND, _FREE_BYTES + stored * _BYTES_PER_BYTE)
         if band > most:
             raise self.fault(f"chunks of shape {chunks} are too large to be decompressed; write it with smaller ones")
         return band, tiles
@@ -261,12 +259,12 @@ class H5Rows:
 
     @property
     def row_size(self) -> int:
-        """Bytes of a row; of text, which many rows can refer to, what some rows of it are taken to have."""
+        """Return the bytes of a row; an estimate for texts and byte strings."""
         size = _TEXT_ROW if self.dtype == object else self.dtype.itemsize
         return max(1, size * math.prod(self.shape[1:]))
 
     def fault(self, problem: str) -> UnreadableRecording:
-        """An error about the array."""
+        """Return an error about the array."""
         return self._file.fault(self.name, problem)
 
     def read(self, begin: int = 0, end: int | None = None) -> Any:
@@ -274,25 +272,25 @@ class H5Rows:
         end = min(len(self), len(self) if end is None else end)
         with self._file.located(self.name):
             if self.dtype == object:
-                return self._objects(begin, end) if self.shape else self._counted(self._found[()])
-            found = self._found[begin:end] if self.shape else self._found[()]
+                return self._objects(begin, end) if self.shape else self._counted(self._dataset[()])
+            values = self._dataset[begin:end] if self.shape else self._dataset[()]
             if self.is_text:
-                return list(map(self._decoded, np.ravel(found).tolist())) if self.shape else self._decoded(found)
-            array = np.asarray(found)
+                return list(map(self._decoded, np.ravel(values).tolist())) if self.shape else self._decoded(values)
+            array = np.asarray(values)
             return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
     def _objects(self, begin: int, end: int) -> list[Any] | Array:
-        """Read some at a time: many rows may refer to one text, which is kept once."""
-        known: dict[Any, Any] = {}
-        found: list[Any] = []
+        """Return texts or byte strings, read some at a time: many rows may refer to one text, which is held once."""
+        distinct: dict[Any, Any] = {}
+        values: list[Any] = []
         for first in range(begin, end, self._file.texts_at_once):
-            block = np.ravel(self._found[first : min(end, first + self._file.texts_at_once)]).tolist()
+            block = np.ravel(self._dataset[first : min(end, first + self._file.texts_at_once)]).tolist()
             for value in map(self._counted, block):
-                found.append(known.setdefault(value, value) if self.is_text else value)
+                values.append(distinct.setdefault(value, value) if self.is_text else value)
         if self.is_text:
-            return found
-        rows = np.empty(len(found), object)
-        rows[:] = found
+            return values
+        rows = np.empty(len(values), object)
+        rows[:] = values
         return rows
 
     def _counted(self, value: Any) -> Any:
@@ -305,35 +303,35 @@ class H5Rows:
 
     def text(self) -> str:
         """Return the array as text. Raises UnreadableRecording if it is not text."""
-        found = self.read() if self.is_text and not self.shape else None
-        if not isinstance(found, str) or len(found) > _MOST_TEXT:
+        text = self.read() if self.is_text and not self.shape else None
+        if not isinstance(text, str) or len(text) > _MOST_TEXT:
             raise self.fault("not a single text")
-        return found
+        return text
 
 
 def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of the steps to read at a time; one empty piece for no steps."""
-    most = max(1, min(4096, (4 << 20) // max(1, row_size)))
-    for begin in range(0, max(1, steps), most):
-        yield begin, min(steps, begin + most)
+    """Yield (begin, end) of the steps to read at a time; (0, 0) for no steps."""
+    count = max(1, min(4096, (4 << 20) // max(1, row_size)))
+    for begin in range(0, max(1, steps), count):
+        yield begin, min(steps, begin + count)
 
 
 class ReadAhead:
-    """H5Rows that are read in their order, many at a time."""
+    """Reads H5Rows in order, many at a time."""
 
-    def __init__(self, rows: H5Rows, of: int = 1):
-        """Read ahead this number (of) of arrays."""
+    def __init__(self, rows: H5Rows, arrays: int = 1):
+        """arrays: number of arrays that are read ahead together; they share the memory."""
         self.rows = rows
         self._begin = 0
         self._block: Any = None
-        self._most = max(1, min(1 << 16, _BLOCK // of // rows.row_size))
+        self._block_rows = max(1, min(1 << 16, _BLOCK // arrays // rows.row_size))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def read(self, begin: int, end: int) -> Any:
-        """Return rows, see H5Rows.read()."""
+        """Return rows; see H5Rows.read()."""
         if self._block is None or begin < self._begin or end > self._begin + len(self._block):
             self._begin = begin
-            self._block = self.rows.read(begin, max(end, min(len(self.rows), begin + self._most)))
+            self._block = self.rows.read(begin, max(end, min(len(self.rows), begin + self._block_rows)))
         return self._block[begin - self._begin : end - self._begin]

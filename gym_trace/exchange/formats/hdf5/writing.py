@@ -1,6 +1,6 @@
-"""HDF5 files with a hundred thousand small arrays in them, through the low-level functions of h5py.
+"""Write HDF5 files of many small arrays, through the low-level functions of h5py, which are faster.
 
-File and groups are of HDF5 1.8, which every reader knows, and in which a small group takes few bytes.
+Files and groups are those of HDF5 1.8: every reader knows them, and a small group takes few bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from gym_trace.exchange.formats.infos import InfoColumn
 from gym_trace.storage.interrupts import held_back
 
 TEXT = h5py.string_dtype()
-_COMPACT = 16 << 10  # bytes of an array that lies in its header, which must not exceed 64 KiB
+_MOST_COMPACT = 16 << 10  # bytes of an array in its object header, which must not exceed 64 KiB
 _CHUNK = 1 << 19  # bytes
-_PICTURE = 1024  # elements of a row of bytes from which on it is worth compressing
-_CACHE = 8 << 20
+_LEAST_COMPRESSED = 1024  # bytes of a row; smaller rows are not worth compressing
+_CACHE = 8 << 20  # bytes
 
 Group: TypeAlias = Any  # h5py.h5g.GroupID
 Dataset: TypeAlias = Any  # h5py.h5d.DatasetID
@@ -32,30 +32,30 @@ Dataset: TypeAlias = Any  # h5py.h5d.DatasetID
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
-    """Open a file, whose .id is the root group for the functions below, with a function to call between windows.
+    """Open a new file; yield it, and check(), to be called between windows. file.id is the root group.
 
-    That raises OSError if the file cannot be written, as leaving the block does, and KeyboardInterrupt. Elsewhere this
-    would leave the library with a file that it closes after Python has ended, and crashes.
+    check() raises OSError if a write has failed, and KeyboardInterrupt; leaving the block raises OSError, too. An
+    exception raised elsewhere would leave HDF5 with an open file, which it closes after Python has ended, and crashes.
     """
     with held_back() as check_signals, open(path, "w+b", buffering=0) as raw:
-        below = _Below(raw)
+        file_object = _FileObject(raw)
 
         def check() -> None:
-            below.check()
+            file_object.check()
             check_signals()
 
         try:
-            with h5py.File(below, "w", libver=("v108", "v108"), rdcc_nbytes=_CACHE) as file:
+            with h5py.File(file_object, "w", libver=("v108", "v108"), rdcc_nbytes=_CACHE) as file:
                 yield file, check
-                below.check()
+                file_object.check()
         finally:
-            below.check()
+            file_object.check()
 
 
-class _Below:
+class _FileObject:
     """File object for h5py. After a failed write it ignores further writes; check() raises the error.
 
-    The library continues to write, also from destructors, and its own errors do not name the cause.
+    HDF5 continues to write, also from destructors, and its own errors do not name the cause.
     """
 
     def __init__(self, raw: io.FileIO):
@@ -64,7 +64,7 @@ class _Below:
         self.seek, self.tell, self.read, self.readinto = raw.seek, raw.tell, raw.read, raw.readinto
 
     def check(self) -> None:
-        """Raises OSError if something could not be written."""
+        """Raise OSError if a write has failed."""
         if self._error is not None:
             raise self._error
 
@@ -85,16 +85,16 @@ class _Below:
             return 0
 
     def flush(self) -> None:
-        """Nothing waits to be written."""
+        """Do nothing: writes are unbuffered."""
 
 
 def new_group(parent: Group, name: str) -> Group:
-    """name: a path with slashes, whose parent must exist."""
+    """Create a group. name: a path with slashes, whose parent must exist."""
     return h5g.create(parent, name.encode())
 
 
 class Arrays:
-    """Creates datasets of one name, dtype and row shape, whose HDF5 types are looked up once.
+    """Creates datasets of one name, dtype and row shape, and looks up their HDF5 types only once.
 
     dtype: None for text. shape: of a row.
     """
@@ -105,67 +105,68 @@ class Arrays:
         self._dtype = TEXT if dtype is None else dtype.newbyteorder("<")
         self._type, self._memory = h5t.py_create(self._dtype, logical=True), h5t.py_create(self._dtype)
         self._size = self._dtype.itemsize * math.prod(shape)
-        self._is_picture = self._dtype.itemsize == 1 and self._size >= _PICTURE
-        self._contiguous, self._compact = _how(self._dtype), _how(self._dtype, h5d.COMPACT)
+        self._is_compressed = self._dtype.itemsize == 1 and self._size >= _LEAST_COMPRESSED
+        self._contiguous, self._compact = _properties(self._dtype), _properties(self._dtype, h5d.COMPACT)
 
     def new(self, group: Group, rows: int) -> Dataset:
         """Create a dataset of `rows` rows for write()."""
-        if self._is_picture and rows:
-            how = _how(self._dtype)
-            how.set_chunk((min(rows, max(1, _CHUNK // self._size)), *self._shape))
-            how.set_deflate(1)
+        if self._is_compressed and rows:
+            properties = _properties(self._dtype)
+            properties.set_chunk((min(rows, max(1, _CHUNK // self._size)), *self._shape))
+            properties.set_deflate(1)
         else:
-            how = self._compact if 0 < rows * self._size <= _COMPACT else self._contiguous
-        return h5d.create(group, self._encoded, self._type, h5s.create_simple((rows, *self._shape)), how)
+            properties = self._compact if 0 < rows * self._size <= _MOST_COMPACT else self._contiguous
+        return h5d.create(group, self._encoded, self._type, h5s.create_simple((rows, *self._shape)), properties)
 
     def write(self, dataset: Dataset, begin: int, rows: Any) -> None:
+        """Write rows into a dataset of new(). begin: index of the first."""
         array = np.ascontiguousarray(rows, self._dtype)
         if not len(array):
             return
         if len(array) == dataset.shape[0]:
             dataset.write(h5s.ALL, h5s.ALL, array, self._memory)
             return
-        place = dataset.get_space()
-        place.select_hyperslab((begin, *(0 for _ in self._shape)), array.shape)
-        dataset.write(h5s.create_simple(array.shape), place, array, self._memory)
+        space = dataset.get_space()
+        space.select_hyperslab((begin, *(0 for _ in self._shape)), array.shape)
+        dataset.write(h5s.create_simple(array.shape), space, array, self._memory)
 
 
 def info_arrays(columns: Sequence[InfoColumn]) -> tuple[list[Arrays], list[str]]:
-    """Return the arrays of the columns of infos, and the names of the groups that they lie in, outer ones first."""
-    made = [Arrays("/".join(("infos", *one.path)), one.dtype, one.shape) for one in columns]
-    groups = {"/".join(("infos", *one.path[:end])) for one in columns for end in range(len(one.path))}
-    return made, sorted(groups)
+    """Return the Arrays for columns of infos, and the names of their groups, outer ones first."""
+    arrays = [Arrays("/".join(("infos", *column.path)), column.dtype, column.shape) for column in columns]
+    groups = {"/".join(("infos", *column.path[:end])) for column in columns for end in range(len(column.path))}
+    return arrays, sorted(groups)
 
 
 class BlobArray:
-    """A growing array of byte strings."""
+    """A growing array of byte strings. Call write() at the end."""
 
     def __init__(self, file: h5py.File, name: str):
-        kind = h5py.vlen_dtype(np.uint8)
-        self._found = file.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(1024,))
-        self._waiting: list[Array] = []
+        dtype = h5py.vlen_dtype(np.uint8)
+        self._dataset = file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(1024,))
+        self._pending: list[Array] = []
 
     def add(self, data: bytes) -> None:
-        """Append bytes."""
-        self._waiting.append(np.frombuffer(data, np.uint8))
-        if len(self._waiting) >= 1024:
+        """Append a byte string."""
+        self._pending.append(np.frombuffer(data, np.uint8))
+        if len(self._pending) >= 1024:
             self.write()
 
     def write(self) -> None:
-        count = len(self._found)
-        self._found.resize((count + len(self._waiting),))
-        for i, data in enumerate(self._waiting):
-            self._found[count + i] = data
-        self._waiting.clear()
+        count = len(self._dataset)
+        self._dataset.resize((count + len(self._pending),))
+        for i, data in enumerate(self._pending):
+            self._dataset[count + i] = data
+        self._pending.clear()
 
 
-def _how(dtype: Any, layout: int = h5d.CONTIGUOUS) -> Any:
-    """Return the creation properties of an array."""
-    how = h5p.create(h5p.DATASET_CREATE)
-    how.set_layout(layout)
-    if dtype is not TEXT and layout != h5d.COMPACT:  # all of it will be written
-        how.set_fill_time(h5d.FILL_TIME_NEVER)
-    return how
+def _properties(dtype: Any, layout: int = h5d.CONTIGUOUS) -> Any:
+    """Return the creation properties of a dataset."""
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_layout(layout)
+    if dtype is not TEXT and layout != h5d.COMPACT:  # every element will be written
+        properties.set_fill_time(h5d.FILL_TIME_NEVER)
+    return properties
 
 
 _SCALAR = h5s.create(h5s.SCALAR)
@@ -173,7 +174,7 @@ _TEXT = h5t.py_create(TEXT, logical=True)
 
 
 def attribute(group: Group, name: str, value: int | str | Array) -> None:
-    """Set a new attribute. Integers up to 64 bits."""
+    """Create an attribute. value: integers have up to 64 bits."""
     if isinstance(value, str):
         array, kind = np.array(value, TEXT), _TEXT
     elif isinstance(value, int) and value < 1 << 63:
@@ -185,5 +186,6 @@ def attribute(group: Group, name: str, value: int | str | Array) -> None:
 
 
 def text(group: Group, name: str, value: str) -> None:
-    data = h5d.create(group, name.encode(), _TEXT, _SCALAR)
-    data.write(h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT))
+    """Create a dataset of one text."""
+    dataset = h5d.create(group, name.encode(), _TEXT, _SCALAR)
+    dataset.write(h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT))

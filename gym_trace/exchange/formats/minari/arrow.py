@@ -1,9 +1,9 @@
-"""Episodes of a Minari dataset as arrow or parquet, out and in: one directory per episode, with one file of one batch.
+"""Write and read the episodes of a Minari dataset as arrow or parquet: one directory and one file per episode.
 
-An episode is one batch, because Minari takes each batch for an episode; long ones are put together in a file, so that
-they do not have to fit into memory. Actions, rewards and flags have a row more at the end, which says nothing. Beside
-what Minari reads there are gym_trace in metadata.json, which is the identity of the episode, and where infos were
-recorded a column gym_trace, in which they are whole.
+An episode is one record batch, because Minari takes each batch for an episode; long columns are gathered in scratch
+files, not in memory. Actions, rewards and flags have one more row at the end, without meaning. In addition to Minari's
+data, metadata.json has a key gym_trace, the identity of the episode, and for infos the file has a column gym_trace
+with the output of packed().
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ from gym_trace.exchange.formats.source import flags
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
 
-_IN_MEMORY = 32 << 20  # bytes of a column of an episode; longer ones are put together in a file
+_IN_MEMORY = 32 << 20  # bytes of a column of an episode; longer ones are gathered in a scratch file
 _FLAG = RowType(np.dtype(np.bool_), ())
 
 
 class ArrowEpisodes:
-    """Writer of one directory per episode. count: episodes so far. Episodes without steps, which
-    Minari cannot read, are skipped.
+    """Writes one directory per episode. count: episodes so far.
+
+    Minari cannot read episodes without steps, so they are skipped.
     """
 
     def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts, kind: str):
@@ -66,25 +67,25 @@ class ArrowEpisodes:
             return
         self._directory = self._data / str(self.count)
         self._directory.mkdir()
-        said: dict[str, Any] = {"id": self.count, "total_steps": self._steps, KEY: identity}
+        metadata: dict[str, Any] = {"id": self.count, "total_steps": self._steps, KEY: identity}
         if episode.seed is not None:
-            said["seed"] = episode.seed
+            metadata["seed"] = episode.seed
         if episode.options is not None and are_options(episode.options, is_hdf5=False):
-            said["options"] = episode.options
-        (self._directory / FILE).write_text(json.dumps(said))
+            metadata["options"] = episode.options
+        (self._directory / FILE).write_text(json.dumps(metadata))
         rows, plan = self._steps + 1, self._plan
         self._columns = {path: self._column(rows, form) for path, form in plan.forms.items()}
         self._rewards = self._column(rows, plan.rewards)
         self._flags = [self._column(rows, _FLAG), self._column(rows, _FLAG)]
-        forms = (None if one.dtype is None else RowType(one.dtype, one.shape) for one in plan.infos.columns)
+        forms = (None if column.dtype is None else RowType(column.dtype, column.shape) for column in plan.infos.columns)
         self._infos = [self._column(rows, form) for form in forms]
-        self._kept: list[bytes | None] = [None] * rows if plan.infos.need_packing else []
+        self._packed: list[bytes | None] = [None] * rows if plan.infos.need_packing else []
         for column, data in zip(plan.infos.columns, self._infos):
-            first = column.of_reset(episode.reset_info)
-            data[:1] = placeholder(column.dtype, column.shape) if first is None else first
+            value = column.of_reset(episode.reset_info)
+            data[:1] = placeholder(column.dtype, column.shape) if value is None else value
 
     def _column(self, rows: int, form: RowType | None) -> Any:
-        """Room for the rows of an episode, the last of them zero, or None for text."""
+        """Return an array for the rows of an episode, the last of them 0; for text, a list of None."""
         if form is None:
             return [None] * rows
         if rows * math.prod(form.shape) * form.dtype.itemsize <= _IN_MEMORY:
@@ -96,23 +97,23 @@ class ArrowEpisodes:
         return data
 
     def add(self, window: Window) -> None:
-        """Steps of the episode that was begun; after the last of them it is written."""
+        """Add steps of the current episode; write it after the last of them."""
         if not self._steps:
             return
         columns, start, end = window.columns, window.start, window.start + window.steps
-        lead = 0 if window.opens else 1
+        skipped = 0 if window.opens else 1
         for path, data in self._columns.items():
             if path[0] == "observations":
-                data[start + lead : end + 1] = columns[path][lead:]
+                data[start + skipped : end + 1] = columns[path][skipped:]
             else:
                 data[start:end] = columns[path]
         for data, rows in zip((self._rewards, *self._flags), (columns[("rewards",)], *flags(window)), strict=True):
             data[start:end] = rows
         for column, data in zip(self._plan.infos.columns, self._infos):
             data[start + 1 : end + 1] = column.rows(window)
-        if self._kept:
-            for place, kept in packed(window, self._plan.infos):
-                self._kept[place] = kept
+        if self._packed:
+            for first, packed_infos in packed(window, self._plan.infos):
+                self._packed[first] = packed_infos
         if window.closes:
             self._write()
 
@@ -129,7 +130,7 @@ class ArrowEpisodes:
         self.count += 1
 
     def close(self) -> None:
-        """Remove the files of columns."""
+        """Remove the scratch files."""
         while self._scratch:
             self._scratch.pop().unlink(missing_ok=True)
 
@@ -142,8 +143,8 @@ class ArrowEpisodes:
         if self._infos:
             paths = [column.path for column in self._plan.infos.columns]
             yield "infos", _struct(list(zip(paths, self._infos)))
-        if self._kept:
-            yield KEY, pa.array(self._kept, pa.binary())
+        if self._packed:
+            yield KEY, pa.array(self._packed, pa.binary())
 
 
 def _tree(layout: Layout, columns: Iterator[Any]) -> pa.Array:
@@ -162,8 +163,9 @@ def _arrow_array(data: Any) -> pa.Array:
 
 
 def _struct(columns: list[tuple[tuple[str, ...], Any]]) -> pa.Array:
-    """Infos as Minari reads them: numbers and text as they are, arrays as lists that say their shape. Those in maps get
-    names such as "goal/x", because of maps Minari makes Python's own values.
+    """Return infos as Minari reads them: arrays are lists, with their shape as metadata of the field.
+
+    Values in maps get names such as "goal/x", because Minari would convert the values of maps to Python's types.
     """
     arrays, fields = [], []
     for path, data in columns:
@@ -174,20 +176,19 @@ def _struct(columns: list[tuple[tuple[str, ...], Any]]) -> pa.Array:
     return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
-_MOST_ROWS = 1024  # rows that are read at a time
-_MOST_BYTES = 4 << 20
+_MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # limits of the rows that are read at a time
 _DEEPEST = 32
 _MAGIC_BYTES = 8  # before the first message of an Arrow file
 Fault = Callable[[str], UnreadableRecording]
 
 
 class ArrowReader:
-    """The directories. jpeg: whether they store images as JPEG."""
+    """Reads the directories. spaces: None: as wide as the arrays. has_jpeg: images are JPEG."""
 
-    def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
-        self._data, self._kind, self._jpeg = data, kind, jpeg
-        found = [path for path in data.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
-        self._directories = sorted(found, key=lambda path: int(path.name))
+    def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], has_jpeg: bool):
+        self._data, self._kind, self._has_jpeg = data, kind, has_jpeg
+        paths = [path for path in data.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
+        self._directories = sorted(paths, key=lambda path: int(path.name))
         self.spaces = self._space("observations", spaces[0]), self._space("actions", spaces[1])
 
     def __len__(self) -> int:
@@ -196,10 +197,10 @@ class ArrowReader:
     def _space(self, root: str, known: PlainSpace | None) -> PlainSpace:
         if known is not None:
             return known
-        for directory in self._directories:
-            with _ArrowFile(directory / f"part-0.{self._kind}") as file, located(file.path):
-                return _widest(file.field(root), 0)
-        raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
+        if not self._directories:
+            raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
+        with _ArrowFile(self._directories[0] / f"part-0.{self._kind}") as file, located(file.path):
+            return _widest(file.field(root), 0)
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
@@ -210,47 +211,46 @@ class ArrowReader:
     def _episode(self, file: _ArrowFile, directory: FilePath) -> NewEpisode:
         metadata = read_json(directory / FILE) if (directory / FILE).is_file() else {}
         identity, seed, options = metadata.get(KEY), metadata.get("seed"), metadata.get("options")
-        names = file.schema.names
-        reset, is_ours = None, isinstance(identity, str)
-        if "infos" in names and not is_ours:
-            reset = _infos(next(file.batches(1)).column("infos"), file.fault)[0]
+        reset_info, is_ours = None, isinstance(identity, str)
+        if "infos" in file.schema.names and not is_ours:
+            reset_info = _infos(next(file.batches(1)).column("infos"), file.fault)[0]
         return NewEpisode(
             file.rows - 1,
             self._parts(file, is_ours),
             seed=seed if type(seed) is int and seed >= 0 else None,
             options=options if isinstance(options, dict) else None,
-            reset_info=reset,
+            reset_info=reset_info,
             identity=identity if is_ours else None,
         )
 
     def _parts(self, file: _ArrowFile, is_ours: bool) -> Iterator[NewSteps]:
-        """Yield steps. A row has an observation, its info and the action; the last one has no action."""
-        kept = PackedInfos() if KEY in file.schema.names else None
+        """Yield steps. A row of the file has an observation, its info and the action; the last row has no action."""
+        unpacked = PackedInfos() if KEY in file.schema.names else None
         row, before = 0, None
         with located(file.path):
             for batch in file.batches(file.rows_at_a_time):
-                if kept is not None:
-                    for place, data in enumerate(batch.column(KEY).to_pylist()):
+                if unpacked is not None:
+                    for first, data in enumerate(batch.column(KEY).to_pylist(), row):
                         if data is not None:
-                            kept.add(row + place, data)
+                            unpacked.add(first, data)
                 row += len(batch)
                 rows = batch if before is None else pa.concat_batches([before, batch])
                 before = batch.slice(len(batch) - 1)
                 if len(rows) > 1 or file.rows == 1:
-                    yield self._steps(rows, kept, is_ours, leads=len(rows) == row, fault=file.fault)
+                    yield self._steps(rows, unpacked, is_ours, has_initial=len(rows) == row, fault=file.fault)
 
     def _steps(
-        self, rows: pa.RecordBatch, kept: PackedInfos | None, is_ours: bool, leads: bool, fault: Fault
+        self, rows: pa.RecordBatch, unpacked: PackedInfos | None, is_ours: bool, has_initial: bool, fault: Fault
     ) -> NewSteps:  # fmt: skip
-        steps, led = rows.slice(0, len(rows) - 1), rows if leads else rows.slice(1)
-        infos, annotations = (None, {}) if kept is None else kept.take(len(steps))
+        steps, observed = rows.slice(0, len(rows) - 1), rows if has_initial else rows.slice(1)
+        infos, annotations = (None, {}) if unpacked is None else unpacked.take(len(steps))
         if is_ours:
             annotations |= _annotations(rows.slice(1), fault)
         elif "infos" in rows.schema.names:
             infos = _infos(rows.slice(1).column("infos"), fault)
         terminations, truncations = (_flags(steps.column(name), fault) for name in ("terminations", "truncations"))
         return NewSteps(
-            self._tree(led.column("observations"), self.spaces[0], fault, 0),
+            self._tree(observed.column("observations"), self.spaces[0], fault, 0),
             self._tree(steps.column("actions"), self.spaces[1], fault, 0),
             _array(steps.column("rewards"), fault),
             terminations,
@@ -269,13 +269,13 @@ class ArrowReader:
                 raise fault("column lacks parts of its space")
             values = {key: self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in parts}
             return values if is_dict else tuple(values.values())
-        if self._jpeg and pa.types.is_binary(column.type) and is_picture(space):
+        if self._has_jpeg and pa.types.is_binary(column.type) and is_picture(space):
             return jpeg_pictures(column.to_pylist(), tuple(space["shape"]), fault)
         return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
 
 
 class _ArrowFile:
-    """The file of an episode. rows: their number, at least one. rows_at_a_time: rows in a few MiB."""
+    """The file of an episode. rows: number of rows, at least one. rows_at_a_time: number of rows to read at a time."""
 
     def __init__(self, path: FilePath):
         self.path = path
@@ -292,10 +292,10 @@ class _ArrowFile:
                 self.rows = sum(map(len, self._mapped_batches()))
             for name in ("observations", "actions", "rewards", "terminations", "truncations"):
                 self.field(name)
-            width = sum(row_size(field.type) for field in self.schema)
-        self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, width)))
+            total_size = sum(row_size(field.type) for field in self.schema)
+        self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, total_size)))
         if not self.rows:
-            raise self.fault("no rows, not even for the reset")
+            raise self.fault("no rows; even an episode without steps has one, for the reset")
 
     def __enter__(self) -> _ArrowFile:
         return self
@@ -305,7 +305,7 @@ class _ArrowFile:
             self._mapped.close()
 
     def fault(self, problem: str) -> UnreadableRecording:
-        """An error about the file."""
+        """Return an error about the file."""
         return UnreadableRecording(f"{self.path}: {problem}")
 
     def field(self, name: str) -> pa.DataType:
@@ -327,7 +327,7 @@ class _ArrowFile:
                 yield batch.slice(begin, rows)
 
     def _mapped_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches in file order, each once: the table of contents may name one many times."""
+        """Yield the batches in file order, each once: the footer of a malicious file may name one many times."""
         assert self._mapped is not None
         self._mapped.seek(_MAGIC_BYTES)
         messages = pa.ipc.MessageReader.open_stream(self._mapped)
@@ -344,13 +344,13 @@ class _ArrowFile:
 def _is_compressed(metadata: bytes) -> bool:
     """Return True if a record batch is compressed (Message.fbs of Arrow: Message.header, RecordBatch.compression)."""
 
-    def number(at: int, size: int = 4, signed: bool = False) -> int:
-        return int.from_bytes(metadata[at : at + size], "little", signed=signed)
+    def number(offset: int, size: int = 4, signed: bool = False) -> int:
+        return int.from_bytes(metadata[offset : offset + size], "little", signed=signed)
 
-    def field(table: int, which: int) -> int:
-        """Return the offset of a field of a FlatBuffers table; 0: it is not there."""
-        fields, slot = table - number(table, signed=True), 4 + 2 * which
-        offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
+    def field(table: int, index: int) -> int:
+        """Return the offset of a field of a FlatBuffers table; 0 if it is missing."""
+        vtable, slot = table - number(table, signed=True), 4 + 2 * index
+        offset = number(vtable + slot, 2) if slot < number(vtable, 2) else 0
         return table + offset if offset else 0
 
     header = field(number(0), 2)
@@ -363,8 +363,8 @@ def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None)
         return column.to_pylist()
     flat = numbers_in(column, shape)
     if flat is None:
-        problem = "has a column with rows that are missing, or not alike"
-        raise fault(problem if shape is None else f"{problem}: the space has shape {shape}")
+        problem = "has a column with missing rows, or rows of several shapes"
+        raise fault(problem if shape is None else f"{problem}; the space has shape {shape}")
     return flat
 
 
@@ -395,9 +395,9 @@ def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Ite
         if pa.types.is_struct(field.type):
             yield from _columns(inner, (*path, field.name), fault)
             continue
-        shape = (field.metadata or {}).get(b"shape")
-        sizes = shape.split(b",") if shape and all(n.isdigit() for n in shape.split(b",")) else None
-        yield (*path, field.name), _array(inner, fault, None if sizes is None else tuple(map(int, sizes)))
+        sizes = (field.metadata or {}).get(b"shape", b"").split(b",")
+        shape = tuple(map(int, sizes)) if all(size.isdigit() for size in sizes) else None
+        yield (*path, field.name), _array(inner, fault, shape)
 
 
 def _infos(column: pa.StructArray, fault: Fault) -> list[dict[str, Any]]:
@@ -405,8 +405,8 @@ def _infos(column: pa.StructArray, fault: Fault) -> list[dict[str, Any]]:
 
 
 def _annotations(rows: pa.RecordBatch, fault: Fault) -> dict[str, Any]:
-    """Return the annotations that gym-trace has put among the infos."""
+    """Return the annotations that gym-trace has stored among the infos."""
     if "infos" not in rows.schema.names:
         return {}
-    columns, before = _columns(rows.column("infos"), (), fault), f"{ANNOTATIONS}/"
-    return {path[0].removeprefix(before): values for path, values in columns if path[0].startswith(before)}
+    columns, prefix = _columns(rows.column("infos"), (), fault), f"{ANNOTATIONS}/"
+    return {path[0].removeprefix(prefix): values for path, values in columns if path[0].startswith(prefix)}

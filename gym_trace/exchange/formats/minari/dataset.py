@@ -1,4 +1,4 @@
-"""Minari's datasets, out and in: their metadata, and where they lie."""
+"""Export and import of Minari datasets: their directories and metadata."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format.manifest import json_of
 from gym_trace.printable import printable
 
-_VERSION = "0.5.4"  # the first Minari that reads pictures in other forms than JPEG
+_VERSION = "0.5.4"  # the first Minari that reads images that are not JPEG
 _IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # dataset ids: NAMESPACE/NAME-v0
 
 
@@ -40,7 +40,7 @@ _IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # dataset ids: N
 class MinariExporter:
     """A dataset of Minari, which minari.load_dataset() finds by the name of its directory: NAMESPACE/NAME-v0.
 
-    kind: how Minari keeps it: "hdf5", "arrow" or "parquet".
+    kind: data format of Minari: "hdf5", "arrow" or "parquet".
     id: of the dataset; "": derived from its path below Minari's directory.
     """
 
@@ -78,7 +78,7 @@ class MinariExporter:
             "action_space": plan.spaces[1],
             "dataset_size": float(np.round(size / 1e6, 1)),
             "dataset_id": self.id or _id_of(target.final),
-            **_described(source),
+            **_metadata_of(source),
         }
         (data / FILE).write_text(json.dumps(metadata))
 
@@ -100,22 +100,22 @@ class MinariExporter:
             return f"import minari; dataset = minari.MinariDataset({str(path / 'data')!r})"
         if root == _root_of(path) and root != path.parent:
             return f"import minari; dataset = minari.load_dataset({name!r})"
-        told = f"import os; os.environ['MINARI_DATASETS_PATH'] = {str(root)!r}"
-        return f"{told}\nimport minari; dataset = minari.load_dataset({name!r})"
+        set_root = f"import os; os.environ['MINARI_DATASETS_PATH'] = {str(root)!r}"
+        return f"{set_root}\nimport minari; dataset = minari.load_dataset({name!r})"
 
 
-# -- where a dataset lies --------------------------------------------------------------------------------------------
+# -- directories -----------------------------------------------------------------------------------------------------
 
 
 def _root_of(path: Path) -> Path:
-    """The directory in which Minari would look for the dataset at path: the one it does look in, or the parent."""
-    given = os.environ.get("MINARI_DATASETS_PATH")
-    usual = Path(given) if given else Path.home() / ".minari" / "datasets"
-    return usual.resolve() if path.is_relative_to(usual.resolve()) and path != usual.resolve() else path.parent
+    """Return the root of datasets for the dataset at path: that of Minari if path is below it, else the parent."""
+    variable = os.environ.get("MINARI_DATASETS_PATH")
+    root = (Path(variable) if variable else Path.home() / ".minari" / "datasets").resolve()
+    return root if path.is_relative_to(root) and path != root else path.parent
 
 
 def _id_of(path: Path) -> str:
-    """The id of the dataset at a path: as Minari finds it there, if it can be one."""
+    """Return an id for the dataset at path: the path below the root, if that is a valid id."""
     name = path.relative_to(_root_of(path)).as_posix()
     if _IDS.fullmatch(name):
         return name
@@ -125,26 +125,26 @@ def _id_of(path: Path) -> str:
 # -- metadata.json ----------------------------------------------------------------------------------------------------
 
 
-def _described(source: ExportSource) -> dict[str, Any]:
-    """Metadata of the trace in Minari's words."""
-    facts, said = source.facts, source.environment
+def _metadata_of(source: ExportSource) -> dict[str, Any]:
+    """Return the facts of the trace with the keys of Minari."""
+    facts, environment = source.facts, source.environment
     provenance = source.trace.readers[0].schema.get("provenance")
     policy = provenance.get("policy") if isinstance(provenance, dict) else None
     scores = facts.get("reference_scores")
     low, high = (scores.get(name) if isinstance(scores, dict) else None for name in ("random", "expert"))
-    told = {
+    metadata = {
         "author": [author] if (author := _text(facts, "author")) else None,
         "author_email": [email] if (email := _text(facts, "author_email", "email")) else None,
         "algorithm_name": _text(facts, "algorithm", "algorithm_name") or (policy if isinstance(policy, str) else None),
         "code_permalink": _text(facts, "code", "code_permalink", "homepage"),
         "description": _text(facts, "description"),
-        "env_spec": spec if is_spec(spec := said.get("spec")) and not said.get("note") else None,
+        "env_spec": spec if is_spec(spec := environment.get("spec")) and not environment.get("note") else None,
         "ref_min_score": low if is_number(low) and is_number(high) else None,
         "ref_max_score": high if is_number(low) and is_number(high) else None,
     }
     return {
         "minari_version": _VERSION,
-        **{key: value for key, value in told.items() if value is not None},
+        **{key: value for key, value in metadata.items() if value is not None},
         KEY: source.about,
     }
 
@@ -154,8 +154,8 @@ def _text(facts: Mapping[str, Any], *names: str) -> str | None:
 
 
 _KIND = "Minari"
-_TOLD = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
-_OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # fields of gymnasium before 1.0 that no longer exist
+_IMPORTED_KEYS = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
+_REMOVED_FIELDS = ("apply_api_compatibility", "autoreset")  # of EnvSpec, before gymnasium 1.0
 _WARNINGS = (
     "Minari stores only the flags at the end of an episode; its DataCollector marks incomplete episodes as truncated",
     "Minari stores no episode times and no versions of the recorder",
@@ -163,7 +163,7 @@ _WARNINGS = (
 
 
 class MinariImporter:
-    """Minari dataset (hdf5, arrow or parquet): its directory, or the directory data in it."""
+    """Minari dataset (hdf5, arrow or parquet): its directory, or the directory data in it"""
 
     name: ClassVar[str] = "minari"
 
@@ -186,7 +186,7 @@ class MinariImporter:
         if None in spaces:
             warnings.append("the dataset has no spaces: they are as wide as the arrays allow")
         if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
-            warnings.append("images were stored as JPEG and differ from what was observed")
+            warnings.append("images were stored as JPEG and differ from the observed ones")
         source = HDF5Reader(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowReader(data, kind, spaces, jpeg)
         total, steps = metadata.get("total_episodes"), metadata.get("total_steps")
         if type(total) is int and total != len(source):
@@ -196,7 +196,7 @@ class MinariImporter:
             _KIND,
             *source.spaces,
             _environment_of(metadata, path),
-            {"imported_from": _KIND} | {key: metadata[key] for key in _TOLD if key in metadata},
+            {"imported_from": _KIND} | {key: metadata[key] for key in _IMPORTED_KEYS if key in metadata},
             infos=True,
         )
         return imported(
@@ -209,12 +209,12 @@ def _data_of(path: Path) -> Path:
 
 
 def _spaces(metadata: dict[str, Any], about: str | None, data: Path) -> tuple[PlainSpace | None, PlainSpace | None]:
-    """Return the spaces of the exported trace, if it was one; otherwise those of Minari's metadata."""
+    """Return the spaces in `about` if gym-trace exported the dataset, else those of Minari's metadata."""
     names = ("observation_space", "action_space")
     try:
         if about is not None:
-            known, _ = first_writer(about)
-            return known[names[0]], known[names[1]]
+            schema, _ = first_writer(about)
+            return schema[names[0]], schema[names[1]]
         observations, actions = (from_json(metadata[name]) if name in metadata else None for name in names)
         return observations, actions
     except (KeyError, UnreadableRecording) as error:
@@ -223,18 +223,18 @@ def _spaces(metadata: dict[str, Any], about: str | None, data: Path) -> tuple[Pl
 
 def _facts_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata.json as facts of a trace."""
-    facts = {
+    texts = {
         "author": _listed(metadata.get("author")),
         "author_email": _listed(metadata.get("author_email")),
         "algorithm": metadata.get("algorithm_name"),
         "code": metadata.get("code_permalink"),
         "description": metadata.get("description"),
     }
-    found: dict[str, Any] = {key: value for key, value in facts.items() if isinstance(value, str) and value}
+    facts: dict[str, Any] = {key: value for key, value in texts.items() if isinstance(value, str) and value}
     low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
     if is_number(low) and is_number(high):
-        found["reference_scores"] = {"random": low, "expert": high}
-    return found
+        facts["reference_scores"] = {"random": low, "expert": high}
+    return facts
 
 
 def _listed(value: Any) -> Any:
@@ -242,10 +242,10 @@ def _listed(value: Any) -> Any:
 
 
 def _environment_of(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the environment of metadata.json, as a writer of a trace describes it."""
+    """Return the environment of metadata.json, for new_schema()."""
     try:
         fields = json_of(metadata["env_spec"])
-        spec = json.dumps({name: value for name, value in fields.items() if name not in _OF_OLD_SPECS})
+        spec = json.dumps({name: value for name, value in fields.items() if name not in _REMOVED_FIELDS})
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         spec = None
     if not is_spec(spec):

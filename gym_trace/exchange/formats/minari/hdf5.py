@@ -1,7 +1,7 @@
-"""Episodes of a Minari dataset in one HDF5 file, out and in: one group per episode, one dataset per leaf.
+"""Write and read the episodes of a Minari dataset in one HDF5 file: one group per episode, one dataset per leaf.
 
-Beside what Minari reads an episode has the attribute gym_trace, which is its identity, and where infos were recorded a
-group gym_trace, in which they are whole.
+In addition to Minari's data, an episode has an attribute gym_trace, its identity, and for infos a group gym_trace with
+the output of packed().
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 class HDF5Episodes:
-    """Writer of the episodes to the file. count: episodes so far."""
+    """Writes episodes to the file. count: episodes so far."""
 
     def __init__(self, file: h5py.File, check: Callable[[], None], plan: MinariPlan, layouts: Layouts):
         """file, check: see new_file()."""
@@ -65,38 +65,38 @@ class HDF5Episodes:
         for name in self._groups:
             new_group(self._group, name)
         if self._plan.infos.need_packing and steps:
-            self._kept = new_group(self._group, KEY)
+            self._packed_infos = new_group(self._group, KEY)
         self.count += 1
-        self._data = {
+        self._leaf_data = {
             path: arrays.new(self._group, steps + (path[0] == "observations")) for path, arrays in self._leaves.items()
         }
-        self._of_steps = [arrays.new(self._group, steps) for arrays in (self._rewards, *self._flags)]
-        self._of_infos = [arrays.new(self._group, steps + 1) for _, arrays in self._infos]
-        for (column, arrays), data in zip(self._infos, self._of_infos):
-            first = column.of_reset(episode.reset_info)
-            arrays.write(data, 0, placeholder(column.dtype, column.shape) if first is None else first)
+        self._step_data = [arrays.new(self._group, steps) for arrays in (self._rewards, *self._flags)]
+        self._info_data = [arrays.new(self._group, steps + 1) for _, arrays in self._infos]
+        for (column, arrays), dataset in zip(self._infos, self._info_data):
+            value = column.of_reset(episode.reset_info)
+            arrays.write(dataset, 0, placeholder(column.dtype, column.shape) if value is None else value)
 
     def add(self, window: Window) -> None:
-        """Steps of the episode that was begun."""
+        """Write steps of the current episode."""
         self._check()
-        columns, start, lead = window.columns, window.start, 0 if window.opens else 1
+        columns, start, skipped = window.columns, window.start, 0 if window.opens else 1
         for path, arrays in self._leaves.items():
             if path[0] == "observations":
-                arrays.write(self._data[path], start + lead, columns[path][lead:])
+                arrays.write(self._leaf_data[path], start + skipped, columns[path][skipped:])
             elif window.steps:
-                arrays.write(self._data[path], start, columns[path])
+                arrays.write(self._leaf_data[path], start, columns[path])
         if not window.steps:
             return
-        for arrays, data, rows in zip(
-            (self._rewards, *self._flags), self._of_steps, (columns[("rewards",)], *flags(window)), strict=True
+        for arrays, dataset, rows in zip(
+            (self._rewards, *self._flags), self._step_data, (columns[("rewards",)], *flags(window)), strict=True
         ):
-            arrays.write(data, start, rows)
-        for (column, arrays), data in zip(self._infos, self._of_infos):
-            arrays.write(data, start + 1, column.rows(window))
+            arrays.write(dataset, start, rows)
+        for (column, arrays), dataset in zip(self._infos, self._info_data):
+            arrays.write(dataset, start + 1, column.rows(window))
         if self._plan.infos.need_packing:
-            for place, kept in packed(window, self._plan.infos):
-                bare = Arrays(str(place), np.dtype(np.uint8))
-                bare.write(bare.new(self._kept, len(kept)), 0, np.frombuffer(kept, np.uint8))
+            for first, data in packed(window, self._plan.infos):
+                blob = Arrays(str(first), np.dtype(np.uint8))
+                blob.write(blob.new(self._packed_infos, len(data)), 0, np.frombuffer(data, np.uint8))
 
 
 def _arrays(name: str, form: Any) -> Arrays:
@@ -104,7 +104,7 @@ def _arrays(name: str, form: Any) -> Arrays:
 
 
 def _names(layout: Layout, name: str) -> tuple[list[str], list[str]]:
-    """Return Minari's names for the groups of a space, outer ones first, and for its leaves, in their order."""
+    """Return Minari's names of the groups of a space, outer ones first, and of its leaves."""
     if isinstance(layout, Leaf):
         return [], [name]
     groups, leaves = [name], []
@@ -116,17 +116,17 @@ def _names(layout: Layout, name: str) -> tuple[list[str], list[str]]:
 
 
 _DEEPEST, _MOST_GROUPS = 32, 200
-Column = Callable[[int, int], Any]  # returns rows from begin to end
+ReadRows = Callable[[int, int], Any]  # (begin, end)
 
 
 class HDF5Reader:
-    """The file. jpeg: whether it stores images as JPEG."""
+    """Reads the file. spaces: None: as wide as the arrays. has_jpeg: images are JPEG."""
 
-    def __init__(self, path: FilePath, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
+    def __init__(self, path: FilePath, spaces: tuple[PlainSpace | None, PlainSpace | None], has_jpeg: bool):
         self._file = H5File(path)
-        self._jpeg = jpeg
-        found = [name for name in self._file.root.names() if name.startswith("episode_") and _is_number(name[8:])]
-        self._names = sorted(found, key=lambda name: int(name[8:]))
+        self._has_jpeg = has_jpeg
+        names = [name for name in self._file.root.names() if name.startswith("episode_") and _is_number(name[8:])]
+        self._names = sorted(names, key=lambda name: int(name[8:]))
         observations, actions = spaces
         self.spaces = self._space("observations", observations), self._space("actions", actions)
 
@@ -136,33 +136,32 @@ class HDF5Reader:
     def _space(self, root: str, known: PlainSpace | None) -> PlainSpace:
         if known is not None:
             return known
-        for name in self._names:
-            return _widest(self._file.root.node(name), root, set())
-        raise self._file.fault("", "no episodes and no spaces")
+        if not self._names:
+            raise self._file.fault("", "no episodes and no spaces")
+        return _widest(self._file.root.group(self._names[0]), root, set())
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
         with self._file:
             for name in self._names:
-                yield self._episode(self._file.root.node(name))
+                yield self._episode(self._file.root.group(name))
 
-    def _episode(self, node: H5Group) -> NewEpisode:
-        rewards, terminations, truncations = map(node.rows, ("rewards", "terminations", "truncations"))
+    def _episode(self, group: H5Group) -> NewEpisode:
+        rewards, terminations, truncations = map(group.rows, ("rewards", "terminations", "truncations"))
         steps = len(rewards)
-        observations, width = self._column(node, "observations", self.spaces[0], steps + 1)
-        actions, other = self._column(node, "actions", self.spaces[1], steps)
-        for found in (terminations, truncations):
-            _check(found, steps)
-        attributes = node.attributes(KEY, "options", "seed")
+        observations, observation_size = self._column(group, "observations", self.spaces[0], steps + 1)
+        actions, action_size = self._column(group, "actions", self.spaces[1], steps)
+        for array in (terminations, truncations):
+            _check_length(array, steps)
+        attributes = group.attributes(KEY, "options", "seed")
         options = _nested({name[8:]: value for name, value in attributes.items() if name.startswith("options/")})
         identity, seed = attributes.get(KEY), attributes.get("seed")
-        infos = _Infos(node, steps, isinstance(identity, str))
+        infos = _Infos(group, steps, isinstance(identity, str))
 
         def parts() -> Iterator[NewSteps]:
-            for begin, end in infos.step_ranges(width + other):
-                lead = 0 if begin == 0 else 1
+            for begin, end in infos.step_ranges(observation_size + action_size):
                 yield NewSteps(
-                    observations(begin + lead, end + 1),
+                    observations(0 if begin == 0 else begin + 1, end + 1),
                     actions(begin, end),
                     rewards.read(begin, end),
                     terminations.read(begin, end).astype(np.bool_),
@@ -179,109 +178,109 @@ class HDF5Reader:
             identity=identity if isinstance(identity, str) else None,
         )
 
-    def _column(self, node: H5Group, key: str, space: PlainSpace, rows: int, depth: int = 0) -> tuple[Column, int]:
-        """Return a function that reads rows of a space, and the bytes of each row."""
+    def _column(self, group: H5Group, key: str, space: PlainSpace, rows: int, depth: int = 0) -> tuple[ReadRows, int]:
+        """Return a function that reads rows of a space, and the bytes per row."""
         if depth > _DEEPEST:
-            raise node.fault("is nested too deep")
+            raise group.fault("is nested too deep")
         if space["type"] in ("Dict", "Tuple"):
-            inner, is_dict = node.node(key), space["type"] == "Dict"
+            inner, is_dict = group.group(key), space["type"] == "Dict"
             parts = space["spaces"] if is_dict else [[f"_index_{i}", child] for i, child in enumerate(space["spaces"])]
-            found = {name: self._column(inner, str(name), child, rows, depth + 1) for name, child in parts}
+            columns = {name: self._column(inner, str(name), child, rows, depth + 1) for name, child in parts}
 
             def tree(begin: int, end: int) -> Any:
-                values = {name: read(begin, end) for name, (read, _) in found.items()}
+                values = {name: read(begin, end) for name, (read, _) in columns.items()}
                 return values if is_dict else tuple(values.values())
 
-            return tree, sum(size for _, size in found.values())
-        found_rows = node.rows(key)
-        _check(found_rows, rows)
-        if self._jpeg and is_picture(space) and (found_rows.is_bytes or len(found_rows.shape) == 2):
+            return tree, sum(size for _, size in columns.values())
+        array = group.rows(key)
+        _check_length(array, rows)
+        if self._has_jpeg and is_picture(space) and (array.is_bytes or len(array.shape) == 2):
             shape = tuple(space["shape"])
 
             def pictures(begin: int, end: int) -> Any:
-                return jpeg_pictures(found_rows.read(begin, end), shape, found_rows.fault)
+                return jpeg_pictures(array.read(begin, end), shape, array.fault)
 
             return pictures, math.prod(shape)
-        return found_rows.read, found_rows.row_size
+        return array.read, array.row_size
 
 
 def _is_number(name: str) -> bool:
     return name.isdecimal() and len(name) < 20
 
 
-def _check(found: H5Rows, rows: int) -> None:
-    if not found.shape or len(found) != rows:
-        raise found.fault(f"has {len(found)} rows instead of {rows}")
+def _check_length(array: H5Rows, rows: int) -> None:
+    if not array.shape or len(array) != rows:
+        raise array.fault(f"has {len(array)} rows instead of {rows}")
 
 
-def _widest(node: H5Group, key: str, groups: set[int]) -> PlainSpace:
-    """Return the widest space of the arrays. groups: addresses of the groups seen so far."""
-    if node.is_node(key):
-        inner = node.node(key)
-        inner.see(groups)
-        if len(groups) > _MOST_GROUPS:
+def _widest(group: H5Group, key: str, seen: set[int]) -> PlainSpace:
+    """Return the widest space of the arrays. seen: addresses of groups."""
+    if group.is_group(key):
+        inner = group.group(key)
+        inner.add_to(seen)
+        if len(seen) > _MOST_GROUPS:
             raise inner.fault("too many groups")
         names = inner.names()
         if names and all(name.startswith("_index_") for name in names):
-            return {"type": "Tuple", "spaces": [_widest(inner, f"_index_{i}", groups) for i in range(len(names))]}
-        return {"type": "Dict", "spaces": [[name, _widest(inner, name, groups)] for name in names]}
-    rows = node.rows(key)
+            return {"type": "Tuple", "spaces": [_widest(inner, f"_index_{i}", seen) for i in range(len(names))]}
+        return {"type": "Dict", "spaces": [[name, _widest(inner, name, seen)] for name in names]}
+    rows = group.rows(key)
     if rows.is_text or rows.is_bytes:
         return custom("text" if rows.is_text else "bytes")
     return widest(rows.dtype, rows.shape[1:])
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Return reset options from attributes such as "options/goal/x"."""
-    found: dict[str, Any] = {}
+    """Return options from attributes: "goal/x" becomes options["goal"]["x"]."""
+    options: dict[str, Any] = {}
     for name, value in flat.items():
         *outer, last = name.split("/")
-        inner: Any = found
+        inner: Any = options
         for key in outer:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
                 break
         else:
             inner[last] = value.item() if isinstance(value, np.generic) else value
-    return found
+    return options
 
 
 class _Infos:
     """Infos of an episode: packed by gym-trace, or from the columns of Minari."""
 
-    def __init__(self, node: H5Group, steps: int, is_ours: bool):
+    def __init__(self, group: H5Group, steps: int, is_ours: bool):
         self._steps = steps
-        self._kept = node.node(KEY) if is_ours and KEY in node else None
-        columns = columns_in(node.node("infos")) if "infos" in node and node.is_node("infos") else {}
-        found = {path: rows for path, rows in columns.items() if rows.shape and len(rows) == steps + 1}
-        self._annotations = {path[1]: rows for path, rows in found.items() if is_ours and path[0] == ANNOTATIONS}
-        self._columns = {} if is_ours else found
+        self._packed = group.group(KEY) if is_ours and KEY in group else None
+        columns = columns_in(group.group("infos")) if "infos" in group and group.is_group("infos") else {}
+        columns = {path: rows for path, rows in columns.items() if rows.shape and len(rows) == steps + 1}
+        self._annotations = {path[1]: rows for path, rows in columns.items() if is_ours and path[0] == ANNOTATIONS}
+        self._columns = {} if is_ours else columns
 
     def step_ranges(self, row_size: int) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of the steps to read at a time."""
-        if self._kept is None:
-            width = sum(rows.row_size for rows in (*self._columns.values(), *self._annotations.values()))
-            yield from step_ranges(self._steps, row_size + width)
+        if self._packed is None:
+            info_size = sum(rows.row_size for rows in (*self._columns.values(), *self._annotations.values()))
+            yield from step_ranges(self._steps, row_size + info_size)
             return
-        begins = sorted(int(name) for name in self._kept.names() if _is_number(name))
+        begins = sorted(int(name) for name in self._packed.names() if _is_number(name))
         if begins[:1] != [0] or begins[-1] >= self._steps:
-            raise self._kept.fault("is malformed")
+            raise self._packed.fault("is malformed")
         yield from zip(begins, [*begins[1:], self._steps])
 
     def read(self, begin: int, end: int) -> tuple[list[Any] | None, dict[str, Any]]:
         """Return the infos of steps, and their annotations."""
         columns = {name: rows.read(begin + 1, end + 1) for name, rows in self._annotations.items()}
-        if self._kept is not None:
-            kept = PackedInfos()
-            kept.add(0, np.asarray(self._kept.rows(str(begin)).read(), np.uint8).tobytes())
-            infos, annotations = kept.take(end - begin)
+        if self._packed is not None:
+            unpacked = PackedInfos()
+            unpacked.add(0, np.asarray(self._packed.rows(str(begin)).read(), np.uint8).tobytes())
+            infos, annotations = unpacked.take(end - begin)
             return infos, columns | annotations
         if not self._columns:
             return None, columns
-        rows = {path: found.read(begin + 1, end + 1) for path, found in self._columns.items()}
+        rows = {path: array.read(begin + 1, end + 1) for path, array in self._columns.items()}
         return infos_of(rows, end - begin), columns
 
     def of_reset(self) -> dict[str, Any] | None:
         """Return the info of the reset, if Minari stored it."""
-        columns = {path: found.read(0, 1) for path, found in self._columns.items()}
+        columns = {path: array.read(0, 1) for path, array in self._columns.items()}
         return infos_of(columns, 1)[0] if columns else None

@@ -1,4 +1,4 @@
-"""A trace as a Minari dataset: planned and checked before the first byte is written."""
+"""Plan the export to a Minari dataset, and check it before anything is written."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gym_trace.exchange.formats.infos import InfoColumns, info_columns, is_text
 from gym_trace.exchange.formats.minari.spaces import text_of, to_json, with_leaves
 from gym_trace.exchange.formats.rows import named
 from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.format import wire
 from gym_trace.playback.column_selection import name_of
 from gym_trace.playback.row_types import RowType
 from gym_trace.printable import printable
@@ -25,15 +26,15 @@ from gym_trace.printable import printable
 FILE = "metadata.json"
 KINDS = ("hdf5", "arrow", "parquet")
 _MOST_ROWS = 131_072  # per episode: pyarrow splits longer ones into batches, which Minari reads as episodes
-_LARGEST_INTEGER = 1 << 64
+_INTEGER_LIMIT = 1 << 64
 _LARGEST_ATTRIBUTE = 32 << 10  # bytes
 
 
 class MinariPlan(NamedTuple):
     """The columns of a Minari dataset.
 
-    spaces: of observations and actions, as Minari has them in JSON. forms: of each leaf, by its path; None: text.
-    rewards: what they are. infos: which are columns. has_infos: whether there are infos at all. losses: see Exporter.
+    spaces: JSON of the observation and action space. forms: RowType of each leaf, by path; None: text.
+    losses: see ExportPlan.
     """
 
     spaces: tuple[str, str]
@@ -44,36 +45,36 @@ class MinariPlan(NamedTuple):
 
 
 def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
-    """Plan the export of a trace to one of Minari's kinds. Raises InvalidOption, CorruptTrace."""
-    found: list[Loss] = []
+    """Plan the export of a trace to hdf5, or to arrow and parquet. Raises InvalidOption, CorruptTrace."""
+    lost: list[Loss] = []
     forms: dict[Path, RowType | None] = {}
     spaces = []
     for root, plain, layout in zip(("observations", "actions"), source.plain_spaces, source.layouts):
         assert isinstance(layout, (Leaf, Branch))
-        found += _structure(layout, (root,), is_hdf5)
-        said = []
+        lost += _structure(layout, (root,), is_hdf5)
+        leaves = []
         for path, space in leaves_in(plain, (root,)):
-            leaf = _Leaf(source, path, space, source.forms.get(path))
-            forms[path], space, lost = leaf.planned(is_hdf5)
-            said.append(space)
-            found += lost
-        spaces.append(to_json(with_leaves(plain, iter(said))))
+            leaf = _LeafPlanner(source, path, space, source.forms.get(path))
+            forms[path], leaf_space, leaf_losses = leaf.planned(is_hdf5)
+            leaves.append(leaf_space)
+            lost += leaf_losses
+        spaces.append(to_json(with_leaves(plain, iter(leaves))))
     rewards = source.form_of_rewards()
     if rewards is None or rewards.dtype.kind not in "biuf":
         raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
     if not is_hdf5:
         _check_rows(source, rewards)
     if rewards.mixed:
-        found.append(_mixed("rewards", rewards))
+        lost.append(_mixed("rewards", rewards))
     infos = info_columns(source)
-    found += [*_of_infos(infos), *_of_resets(source, is_hdf5), *losses(source, "outcome", "flags", "parts")]
+    lost += [*_info_losses(infos), *_reset_losses(source, is_hdf5), *losses(source, "outcome", "flags", "parts")]
     if not is_hdf5:
-        found += losses(source, "empty_episode")
-    return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, found)
+        lost += losses(source, "empty_episode")
+    return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, lost)
 
 
 def _check_rows(source: ExportSource, rewards: RowType) -> None:
-    """Raises InvalidOption for what only Minari's hdf5 can hold."""
+    """Raise InvalidOption for episodes and rewards that only hdf5 can hold."""
     longest = int(source.episodes["steps"].max())
     if longest >= _MOST_ROWS:
         raise InvalidOption(
@@ -81,26 +82,27 @@ def _check_rows(source: ExportSource, rewards: RowType) -> None:
             "pass --set kind=hdf5"
         )
     if rewards.shape:
-        raise InvalidOption("rewards: several numbers each need --set kind=hdf5")
+        raise InvalidOption("rewards: several numbers per step; pass --set kind=hdf5")
 
 
 def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
+    """Yield the losses by keys of Dict spaces. Raises InvalidOption for invalid keys."""
     if not isinstance(layout, Branch):
         return
-    place, names = printable(name_of(path)), [str(key) for key, _ in layout.parts()]
+    label, names = printable(name_of(path)), [str(key) for key, _ in layout.parts()]
     if len(set(names)) < len(names) or (not names and not is_hdf5):
-        raise InvalidOption(f"{place}: empty, or with keys that collide in Minari")
+        raise InvalidOption(f"{label}: empty, or with keys that collide in Minari")
     for name in names:
         if name in ("", ".", "..") or "\0" in name or ("/" in name and is_hdf5):
-            told = "; --set kind=arrow can" if "/" in name else ""
-            raise InvalidOption(f"{place}: a key {printable(name)!r} cannot be in HDF5 files{told}")
+            hint = "; pass --set kind=arrow" if "/" in name else ""
+            raise InvalidOption(f"{label}: key {printable(name)!r} is not possible in HDF5{hint}")
     if any(type(key) is int for key in layout.keys or ()):
-        yield Loss("structure", f"integer keys of {place} become text")
+        yield Loss("structure", f"integer keys of {label} become text")
     for key, child in layout.parts():
         yield from _structure(child, (*path, key), is_hdf5)
 
 
-class _Leaf(NamedTuple):
+class _LeafPlanner(NamedTuple):
     source: ExportSource
     path: Path
     space: PlainSpace
@@ -111,45 +113,47 @@ class _Leaf(NamedTuple):
         return printable(name_of(self.path))
 
     def planned(self, is_hdf5: bool) -> tuple[RowType | None, PlainSpace, list[Loss]]:
-        """Return the form of its rows, the space for Minari, and the losses."""
+        """Return the type of the rows (None: text), the space for Minari, and the losses."""
         kind, form = self.space["type"], self.form
         if form is None:
             return self._text(is_hdf5)
         if form.dtype.kind not in "biuf":
             raise InvalidOption(f"{self.name}: values of {form.dtype}, not supported by Minari")
         if not is_hdf5 and (0 in form.shape or (kind != "custom" and form.shape != tuple(self.space.get("shape", ())))):
-            told = f"rows of shape {form.shape}, which is not that of the space, or has no elements"
-            raise InvalidOption(f"{self.name}: {told}; Minari can read that from hdf5 alone: --set kind=hdf5")
+            raise InvalidOption(
+                f"{self.name}: rows of shape {form.shape}, which has no elements, or differs from the space; Minari "
+                "reads these only from hdf5: pass --set kind=hdf5"
+            )
         if not is_hdf5 and kind == "Discrete" and form.dtype.kind == "b":
-            form = RowType(np.dtype(np.int64), (), mixed=True)  # Minari cannot read a single bit
+            form = RowType(np.dtype(np.int64), (), mixed=True)  # Minari cannot read scalars of bool
         lost = [_mixed(self.name, form)] if form.mixed else []
         if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
             return form, self.space, lost
-        lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, becomes an unbounded Box"))
+        lost.append(Loss("spaces", f"the space of {self.name}, {_class_of(self.space)}, becomes an unbounded Box"))
         return form, widest(form.dtype, form.shape), lost
 
     def _text(self, is_hdf5: bool) -> tuple[RowType | None, PlainSpace, list[Loss]]:
         if self.space["type"] not in ("Text", "custom"):
-            told = "values of several dtypes or shapes" if "dtype" in self.space else _told(self.space)
+            values = "values of several dtypes or shapes" if "dtype" in self.space else _class_of(self.space)
             raise InvalidOption(
-                f"{self.name}: {told}, which Minari cannot hold; wrap the environment so that it is a Box, or export "
-                "to a format that can"
+                f"{self.name}: {values}, not supported by Minari; wrap the environment so that it is a Box, or export "
+                "to another format"
             )
-        longest, characters = self._seen(is_hdf5)
+        longest, characters = self._text_limits(is_hdf5)
         if self.space["type"] == "Text":
             return None, self.space, []
-        told = f"the space of {self.name}, {_told(self.space)}, is Text in Minari"
-        return None, text_of(longest, "".join(sorted(characters))), [Loss("spaces", told)]
+        loss = Loss("spaces", f"the space of {self.name}, {_class_of(self.space)}, becomes Text")
+        return None, text_of(longest, "".join(sorted(characters))), [loss]
 
-    def _seen(self, is_hdf5: bool) -> tuple[int, set[str]]:
-        """The length of the longest text that is there, and the characters. Raises InvalidOption if not all is text."""
+    def _text_limits(self, is_hdf5: bool) -> tuple[int, set[str]]:
+        """Return the length of the longest text, and all characters. Raises InvalidOption for other values."""
         longest, characters = 0, set(" ")
         for window in self.source.survey(name_of(self.path)):
             for path, rows in window.columns.items():
                 are_text = path == self.path and set(map(type, rows.tolist())) <= {str}
                 if path == self.path[: len(path)] and not are_text:
-                    told = f"{_told(self.space)} has values other than text, for which Minari has no space"
-                    raise InvalidOption(f"{self.name}: {told}")
+                    space = _class_of(self.space)
+                    raise InvalidOption(f"{self.name}: {space} has values other than text; not supported by Minari")
                 for text in set(rows.tolist()) if are_text else ():
                     longest = max(longest, len(text))
                     characters.update(text)
@@ -158,7 +162,7 @@ class _Leaf(NamedTuple):
         return longest, characters
 
 
-def _told(space: PlainSpace) -> str:
+def _class_of(space: PlainSpace) -> str:
     return printable(str(space.get("class") or space["type"]))[:100]
 
 
@@ -166,20 +170,20 @@ def _mixed(name: str, form: RowType) -> Loss:
     return Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
 
 
-def _of_infos(found: InfoColumns) -> Iterator[Loss]:
+def _info_losses(infos: InfoColumns) -> Iterator[Loss]:
     for what, names, why in (
-        ("infos", found.left_out, "are missing from some steps or vary in kind; only an import restores them"),
-        ("annotations", found.unlike, "are missing from some steps or vary in kind; only an import restores them"),
-        ("reset_info", found.missing, "are missing from some resets: NaN, 0, False or empty there"),
+        ("infos", infos.left_out, "are missing from some steps or vary in type; only an import restores them"),
+        ("annotations", infos.unlike, "are missing from some steps or vary in type; only an import restores them"),
+        ("reset_info", infos.missing, "are missing from some resets: NaN, 0, False or empty there"),
     ):
         if names:
             yield Loss(what, f"{what}: {named(names)} {why}")
 
 
-def _of_resets(source: ExportSource, is_hdf5: bool) -> Iterator[Loss]:
-    """Seeds and options that Minari cannot show."""
-    elsewhere = np.flatnonzero(source.episodes["seed"] == -2).tolist() if is_hdf5 else ()
-    large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)
+def _reset_losses(source: ExportSource, is_hdf5: bool) -> Iterator[Loss]:
+    """Yield losses of seeds and options that Minari cannot store."""
+    large_seeds = np.flatnonzero(source.episodes["seed"] == wire.SEED_ELSEWHERE).tolist() if is_hdf5 else ()
+    large = sum((source.trace[i].seed or 0) >= _INTEGER_LIMIT for i in large_seeds)
     unfit = sum(not are_options(episode.options, is_hdf5) for episode in source.trace.scan(columns=()))
     if large:
         yield Loss("seed", f"{large:,} seeds of 2^64 and more: only an import restores them")
@@ -207,21 +211,21 @@ def _fits_hdf5(value: Any) -> bool:
 
 
 def attributes_of(options: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
-    """Options as Minari has them in HDF5: the attribute "options/goal/x" is options["goal"]["x"].
+    """Yield options as HDF5 attributes of Minari: "options/goal/x" is options["goal"]["x"].
 
     Options that attributes cannot hold are skipped.
     """
     for key, value in options.items():
         if _is_key(key) and isinstance(value, dict):
             yield from attributes_of(value, f"{name}/{key}")
-        elif _is_key(key) and (kept := _attribute(value)) is not None:
-            yield f"{name}/{key}", kept
+        elif _is_key(key) and (attribute := _attribute(value)) is not None:
+            yield f"{name}/{key}", attribute
 
 
 def _attribute(value: Any) -> Any:
-    """A number, a text, or an array of numbers; None if a value is nothing of that kind."""
+    """Return a value as a number, a text, or an array of numbers; None if an attribute cannot hold it."""
     if type(value) is int:
-        return value if -(1 << 63) <= value < _LARGEST_INTEGER else None
+        return value if -(1 << 63) <= value < _INTEGER_LIMIT else None
     if type(value) is str:
         return value if is_text(value) else None
     if type(value) is list and len(set(map(type, value))) == 1 and type(value[0]) in (bool, int, float):
@@ -244,5 +248,5 @@ def is_spec(text: Any) -> bool:
     """Return True for JSON text of an EnvSpec. Does not make the environment."""
     try:
         return isinstance(text, str) and isinstance(EnvSpec.from_json(text), EnvSpec)
-    except Exception:  # gymnasium says in many ways that it does not like what it is given
+    except Exception:  # gymnasium raises many types for invalid JSON
         return False

@@ -1,4 +1,4 @@
-"""Spaces as Minari writes them, in JSON, and as a trace has them (docs/FORMAT.md, section 5)."""
+"""Convert plain spaces (docs/FORMAT.md, section 5) to the JSON of Minari, and back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gym_trace.format.manifest import json_of
 from gym_trace.printable import printable
 
 _MOST_ELEMENTS = 1 << 22  # numbers in the bounds of a space; each is written as JSON
-_MOST_TEXT = 256 << 20
+_MOST_TEXT = 256 << 20  # characters
 _DEEPEST = 32
 
 
 def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
-    """Return the same space with others in place of those of leaves_in()."""
+    """Return a space with its leaves replaced. leaves: in the order of leaves_in()."""
     if space["type"] == "Dict":
         return {"type": "Dict", "spaces": [[key, with_leaves(child, leaves)] for key, child in space["spaces"]]}
     if space["type"] == "Tuple":
@@ -31,26 +31,26 @@ def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
 
 
 def text_of(length: int, characters: str) -> PlainSpace:
-    """A Text space. characters: the allowed ones."""
+    """Return a Text space. characters: the allowed ones."""
     return {"type": "Text", "min_length": 0, "max_length": max(1, length), "characters": characters}
 
 
-# -- out --------------------------------------------------------------------------------------------------------------
+# -- export -----------------------------------------------------------------------------------------------------------
 
 
 def to_json(space: PlainSpace) -> str:
-    """Return the result of minari.serialization.serialize_space(). Raises InvalidOption, CorruptTrace."""
+    """Return the same text as minari.serialization.serialize_space(). Raises InvalidOption, CorruptTrace."""
     if sum(math.prod(leaf.get("shape", ())) for _, leaf in leaves_in(space, ())) > _MOST_ELEMENTS:
         raise InvalidOption("spaces: too many bounds for Minari")
-    return json.dumps(_out(space))
+    return json.dumps(_to_plain(space))
 
 
-def _out(space: PlainSpace) -> dict[str, Any]:
+def _to_plain(space: PlainSpace) -> dict[str, Any]:
     kind = space["type"]
     if kind == "Dict":
-        return {"type": kind, "subspaces": {str(key): _out(child) for key, child in space["spaces"]}}
+        return {"type": kind, "subspaces": {str(key): _to_plain(child) for key, child in space["spaces"]}}
     if kind == "Tuple":
-        return {"type": kind, "subspaces": [_out(child) for child in space["spaces"]]}
+        return {"type": kind, "subspaces": [_to_plain(child) for child in space["spaces"]]}
     if kind == "Text":
         limits = {"max_length": space["max_length"], "min_length": space["min_length"]}
         return {"type": kind, **limits, "charset": space["characters"]}
@@ -64,26 +64,29 @@ def _out(space: PlainSpace) -> dict[str, Any]:
     return {"type": kind, "dtype": dtype.name, **({"shape": list(shape)} if kind == "Box" else {}), **arrays}
 
 
-# -- in ---------------------------------------------------------------------------------------------------------------
+# -- import -----------------------------------------------------------------------------------------------------------
 
 
 def from_json(text: Any) -> PlainSpace:
-    """Return the space from the result of serialize_space(). Raises UnreadableRecording."""
+    """Invert to_json(). Raises UnreadableRecording."""
     try:
         plain = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
-        return _in(plain, 0)
+        return _from_plain(plain, 0)
     except (ArithmeticError, AttributeError, CorruptTrace, LookupError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableRecording(f"a space is malformed ({printable(repr(error)):.100})") from error
 
 
-def _in(plain: Any, depth: int) -> PlainSpace:
+def _from_plain(plain: Any, depth: int) -> PlainSpace:
     kind = plain["type"]
     if depth > _DEEPEST:
         raise ValueError("nested too deep")
     if kind == "Dict":
-        return {"type": kind, "spaces": [[str(key), _in(one, depth + 1)] for key, one in plain["subspaces"].items()]}
+        return {
+            "type": kind,
+            "spaces": [[str(key), _from_plain(child, depth + 1)] for key, child in plain["subspaces"].items()],
+        }
     if kind == "Tuple":
-        return {"type": kind, "spaces": [_in(one, depth + 1) for one in plain["subspaces"]]}
+        return {"type": kind, "spaces": [_from_plain(child, depth + 1) for child in plain["subspaces"]]}
     if kind == "Text":
         limits = {"min_length": int(plain["min_length"]), "max_length": int(plain["max_length"])}
         return {"type": kind, **limits, "characters": "".join(map(str, plain["charset"]))}
@@ -98,11 +101,11 @@ def _in(plain: Any, depth: int) -> PlainSpace:
     if dtype.kind not in "biuf":
         raise ValueError(f"unsupported dtype {dtype}")
     names = ("low", "high") if kind == "Box" else ("nvec", "start")
-    given = {name: plain.get(name, 0) if name == "start" else plain[name] for name in names}
-    arrays: dict[str, Array] = {name: np.array(values, dtype) for name, values in given.items()}
+    bounds = {name: plain.get(name, 0) if name == "start" else plain[name] for name in names}
+    arrays: dict[str, Array] = {name: np.array(values, dtype) for name, values in bounds.items()}
     shape = _sizes(plain["shape"] if kind == "Box" else list(arrays["nvec"].shape))
-    bounds = {name: to_array_map(np.broadcast_to(array, shape)) for name, array in arrays.items()}
-    return {"type": kind, "dtype": dtype.newbyteorder("<").str, "shape": shape, **bounds}
+    maps = {name: to_array_map(np.broadcast_to(array, shape)) for name, array in arrays.items()}
+    return {"type": kind, "dtype": dtype.newbyteorder("<").str, "shape": shape, **maps}
 
 
 def _sizes(shape: Any) -> list[int]:
@@ -113,7 +116,7 @@ def _sizes(shape: Any) -> list[int]:
 
 
 def is_picture(space: PlainSpace) -> bool:
-    """Return True if Minari can keep values of this space as JPEG."""
+    """Return True if Minari may have stored values of this space as JPEG."""
     shape = space.get("shape", ())
     if space["type"] != "Box" or space["dtype"] != "|u1" or len(shape) not in (2, 3) or min(shape[:2]) < 32:
         return False
@@ -122,7 +125,7 @@ def is_picture(space: PlainSpace) -> bool:
 
 
 def jpeg_pictures(rows: Any, shape: tuple[int, ...], fault: Callable[[str], UnreadableRecording]) -> Array:
-    """Decode images that Minari stores as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
+    """Decode JPEG images of Minari to (rows, *shape) uint8. rows: bytes, or uint8 arrays."""
     pictures = np.empty((len(rows), *shape), np.uint8)
     for i, row in enumerate(rows):
         raw = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
