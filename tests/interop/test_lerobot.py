@@ -28,7 +28,7 @@ from gym_trace.data.values import ABSENT
 from gym_trace.exchange.formats.conformance import Loaded, check_export, check_round_trip
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.lerobot.exporter import LeRobotExporter
-from gym_trace.exchange.formats.lerobot.features import ABOUT, Feature, feature_of, values_of
+from gym_trace.exchange.formats.lerobot.features import ABOUT, Feature, values_of
 from gym_trace.exchange.formats.lerobot.importer import LeRobotImporter, shaped_pictures
 from gym_trace.exchange.formats.rows import first_writer
 
@@ -46,7 +46,7 @@ def load(path: Path) -> Iterator[Loaded]:
     """Episodes as LeRobotDataset has them: rows by its own table, before they become tensors; pictures from items."""
     dataset = opened(path, return_uint8=True)
     kept = json.loads((path / ABOUT).read_text())
-    features = [feature_of(one) for one in kept["features"]]
+    features = [Feature.from_json(fields) for fields in kept["features"]]
     layouts = first_writer(kept[KEY])[1]
     table = dataset.hf_dataset.with_format(None)
     for episode in dataset.meta.episodes:
@@ -72,7 +72,7 @@ def column(feature: Feature, rows: dict[str, Any], dataset: LeRobotDataset, begi
     if feature.is_text:
         return values_of(rows[feature.name], feature.kind, feature.name)
     if feature.kind == "image":
-        pictures = np.stack([np.asarray(picture) for picture in rows[feature.name]]).reshape(-1, *feature.stored)
+        pictures = np.stack([np.asarray(picture) for picture in rows[feature.name]]).reshape(-1, *feature.stored_shape)
         return shaped_pictures(feature, pictures)
     if feature.kind == "video":
         items = np.stack([dataset[place][feature.name].numpy() for place in range(begin, end)])

@@ -388,13 +388,13 @@ def test_ctrl_c_within_hdf5_leaves_no_file_open_that_crashes_at_the_end(
 ) -> None:
     h5f = pytest.importorskip("h5py").h5f
     writing = importlib.import_module("gym_trace.exchange.formats.hdf5.writing")
-    write = writing._Below.write
+    write = writing._FileObject.write
 
-    def interrupted(below: Any, data: Any) -> int:
+    def interrupted(file: Any, data: Any) -> int:
         signal.raise_signal(signal.SIGINT)
-        return write(below, data)
+        return write(file, data)
 
-    monkeypatch.setattr(writing._Below, "write", interrupted)
+    monkeypatch.setattr(writing._FileObject, "write", interrupted)
     before = h5f.get_obj_count(h5f.OBJ_ALL, h5f.OBJ_FILE)
     with pytest.raises(KeyboardInterrupt):
         export(traces["vectors"], tmp_path / "out", form)

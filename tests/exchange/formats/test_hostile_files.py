@@ -115,7 +115,7 @@ def test_a_text_that_all_rows_refer_to_takes_memory_for_some_of_them(tmp_path: P
 
     assert texts.id.valid == 0
     with H5File(path) as reading:
-        assert ReadAhead(reading.root.node("infos").rows("x"))._most <= 128
+        assert ReadAhead(reading.root.group("infos").rows("x"))._block_rows <= 128
 
 
 def _minari(path: Path, change: Callable[[Any], None], *forgotten: str) -> Path:

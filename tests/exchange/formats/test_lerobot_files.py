@@ -55,8 +55,8 @@ def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatc
     pytest.importorskip("av")
     small_windows(monkeypatch, 7)
     monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._MOST_ROWS", 20)
-    monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._MOST_ENDS", 1)
-    monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._LONGEST", 1)
+    monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._MOST_FINALS", 1)
+    monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer._MOST_SECONDS", 1)
     monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer.DATA_MB", 0)
     monkeypatch.setattr("gym_trace.exchange.formats.lerobot.writer.CHUNK", 2)
     monkeypatch.setattr("gym_trace.exchange.formats.parquet.tables._MOST_ROWS", 5)
@@ -256,6 +256,6 @@ def test_tasks_that_share_a_long_text_are_refused(tmp_path: Path, monkeypatch: p
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array(["x" * 1024]))
     table = pa.table({"task_index": pa.array(range(4096)), "task": shared})
     pq.write_table(table, tmp_path / "out" / "meta" / "tasks.parquet", store_schema=False)
-    monkeypatch.setattr("gym_trace.exchange.formats.lerobot.dataset._MOST_JSON", 1 << 20)
+    monkeypatch.setattr("gym_trace.exchange.formats.lerobot.dataset._MOST_TASK_TEXT", 1 << 20)
     with pytest.raises(UnreadableRecording, match="tasks exceed"):
         gym_trace.import_trace(tmp_path / "out", tmp_path / "back")

@@ -1,4 +1,4 @@
-"""Metadata of a LeRobot dataset, read without trust."""
+"""Read the untrusted metadata of a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pyarrow.parquet as pq
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature, feature_of
+from gym_trace.exchange.formats.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature
 from gym_trace.exchange.formats.parquet.tables import batches, is_text, located, parquet_file
 
-_MOST_JSON = 64 << 20
-_MOST_SIZE = 1 << 27  # elements of a row
+_MOST_TASK_TEXT = 64 << 20  # characters of all tasks
+_MOST_ELEMENTS = 1 << 27  # of a row
 _MOST_TASKS = 1 << 20
 _NUMBERS = frozenset(np.dtype(letter).name for letter in "?bhilqBHILQefd")
-_OF_EPISODES = ("episode_index", "length")
-_OF_VIDEOS = ("chunk_index", "file_index", "from_timestamp")
+_EPISODE_COLUMNS = ("episode_index", "length")
+_VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
 
 class EpisodeRow(NamedTuple):
-    """An episode. videos: by feature, the file and the second in it with which it begins."""
+    """An episode. videos: by feature, the file, and the time in it at which the episode begins, s."""
 
     number: int
     steps: int
@@ -33,14 +33,14 @@ class EpisodeRow(NamedTuple):
     videos: dict[str, tuple[Path, float]]
 
 
-class DataSet:
-    """A dataset.
+class LeRobotDirectory:
+    """A LeRobot dataset.
 
     Attributes:
-        fps, robot_type, episodes, steps, tasks: as declared. declared: its columns.
-        features: columns other than counters; paths begin with observations, actions, rewards, flags or annotations.
-        about: the text of ExportSource.about, if gym-trace exported it and it has not changed since then; or None.
-        was_changed: True if it has changed since.
+        fps, robot_type, episodes, steps, tasks: as declared. declared: the features in info.json.
+        features: all but COUNTED; paths begin with observations, actions, rewards, flags or annotations.
+        about: the text of ExportSource.about, if gym-trace exported the dataset and it has not changed since; or None.
+        was_changed: True if gym-trace exported the dataset, and it has changed since.
     """
 
     def __init__(self, path: Path):
@@ -62,16 +62,16 @@ class DataSet:
         self._video = self._template(info.get("video_path") or VIDEOS)
         if not isinstance(self.declared, dict):
             raise self.malformed("has no features")
-        self.about, self.was_changed, own = self._own()
+        self.about, self.was_changed, exported = self._exported()
         foreign = [self._feature(name, declared) for name, declared in self.declared.items() if name not in COUNTED]
         if len({feature.path for feature in foreign}) < len(foreign):
             raise self.malformed("has features whose names differ only in their prefix")
-        self.features = foreign if own is None else own
+        self.features = foreign if exported is None else exported
         self._videos = [feature.name for feature in self.features if feature.kind == "video"]
         self.tasks = self._tasks()
 
-    def malformed(self, what: str) -> UnreadableRecording:
-        return UnreadableRecording(f"{self.path / 'meta' / 'info.json'}: {what}")
+    def malformed(self, problem: str) -> UnreadableRecording:
+        return UnreadableRecording(f"{self.path / 'meta' / 'info.json'}: {problem}")
 
     def _count(self, info: dict[str, Any], name: str) -> int:
         count = info.get(name)
@@ -80,15 +80,16 @@ class DataSet:
         return count
 
     def _template(self, template: Any) -> str:
-        """Return a template of paths reduced to the places of its numbers."""
+        """Check a template of paths: known fields only, and below the dataset."""
         if not isinstance(template, str) or len(template) > 1000:
             raise self.malformed("has no usable paths")
-        plain = re.sub(r"\{(chunk_index|file_index)(:0\d?d)?\}|\{video_key\}", "", template)
-        if re.search(r"[{}\\\0]", plain) or template.startswith("/") or ".." in template.split("/"):
+        without_fields = re.sub(r"\{(chunk_index|file_index)(:0\d?d)?\}|\{video_key\}", "", template)
+        if re.search(r"[{}\\\0]", without_fields) or template.startswith("/") or ".." in template.split("/"):
             raise self.malformed(f"has unsupported paths: {template!r:.100}")
         return template
 
-    def _own(self) -> tuple[str | None, bool, list[Feature] | None]:
+    def _exported(self) -> tuple[str | None, bool, list[Feature] | None]:
+        """Return about, was_changed, and the features that gym-trace exported; None if it did not, or was_changed."""
         if not (self.path / ABOUT).is_file():
             return None, False, None
         plain = read_json(self.path / ABOUT)
@@ -97,48 +98,48 @@ class DataSet:
             return None, True, None
         try:
             if plain.get("version") != 1 or not isinstance(about, str) or not isinstance(features, list):
-                raise ValueError("of another version")
-            return about, False, [*map(feature_of, features)]
+                raise ValueError("another version")
+            return about, False, [*map(Feature.from_json, features)]
         except (LookupError, TypeError, ValueError, CorruptTrace) as error:
             raise UnreadableRecording(f"{self.path / ABOUT}: malformed gym-trace metadata") from error
 
-    def _feature(self, name: str, plain: Any) -> Feature:
-        """Read a feature that gym-trace has not exported."""
-        if not isinstance(plain, dict) or not isinstance(plain.get("shape"), list):
+    def _feature(self, name: str, declared: Any) -> Feature:
+        """Return a feature that gym-trace has not exported."""
+        if not isinstance(declared, dict) or not isinstance(declared.get("shape"), list):
             raise self.malformed(f"has a malformed feature {name!r:.60}")
-        shape, dtype = tuple(plain["shape"]), plain.get("dtype")
-        if not all(type(size) is int and size >= 0 for size in shape) or np.prod(shape, dtype=float) > _MOST_SIZE:
+        shape, dtype = tuple(declared["shape"]), declared.get("dtype")
+        if not all(type(size) is int and size >= 0 for size in shape) or np.prod(shape, dtype=float) > _MOST_ELEMENTS:
             raise self.malformed(f"feature {name!r:.60} has an invalid shape")
         path = _path_of(name)
         if dtype in ("image", "video"):
-            return self._pictures(name, path, plain, shape)
+            return self._image_feature(name, path, declared, shape)
         if dtype == "string":
             return Feature(name, path, "text", np.dtype(object), ())
         if dtype == "language":
             return Feature(name, path, "values", np.dtype(object), ())
         if not isinstance(dtype, str) or dtype not in _NUMBERS:
-            raise self.malformed(f"has a feature {name!r:.60} of {dtype!r:.40}, not supported")
+            raise self.malformed(f"feature {name!r:.60} has the unsupported dtype {dtype!r:.40}")
         return Feature(name, path, "array", np.dtype(dtype), shape if path[0] not in ("rewards", "flags") else ())
 
-    def _pictures(self, name: str, path: Any, plain: dict[str, Any], shape: tuple[int, ...]) -> Feature:
-        info, names = plain.get("info") or plain.get("video_info") or {}, plain.get("names")
+    def _image_feature(self, name: str, path: Any, declared: dict[str, Any], shape: tuple[int, ...]) -> Feature:
+        info, names = declared.get("info") or declared.get("video_info") or {}, declared.get("names")
         if not isinstance(info, dict) or len(shape) != 3:
             raise self.malformed(f"images {name!r:.60} have an invalid shape")
         if isinstance(names, list) and names and str(names[0]).startswith("channel"):
             shape = (shape[1], shape[2], shape[0])
         if info.get("is_depth_map") or info.get("video.is_depth_map"):
-            if plain["dtype"] == "video":
+            if declared["dtype"] == "video":
                 raise self.malformed(f"depth video {name!r:.60}: not supported")
             dtype = np.dtype(np.float32 if info.get("depth_unit") == "m" else np.uint16)
             return Feature(name, path, "image", dtype, (*shape[:2], 1))
-        channels = 3 if plain["dtype"] == "video" or shape[2] not in (1, 3, 4) else shape[2]
-        return Feature(name, path, plain["dtype"], np.dtype(np.uint8), (*shape[:2], channels))
+        channels = 3 if declared["dtype"] == "video" or shape[2] not in (1, 3, 4) else shape[2]
+        return Feature(name, path, declared["dtype"], np.dtype(np.uint8), (*shape[:2], channels))
 
     def _tasks(self) -> list[str]:
         path = self.path / TASKS
         if not path.is_file():
             return []
-        named: dict[Any, str] = {}
+        by_index: dict[Any, str] = {}
         count = size = 0
         with located(path):
             with parquet_file(path) as file:
@@ -148,49 +149,50 @@ class DataSet:
             texts = [field.name for field in schema if is_text(field.type)][:1]
             for batch in batches(path, 1024, ["task_index", *texts]):
                 count += len(batch)
-                places = batch.column("task_index").to_pylist()
-                named |= zip(places, batch.column(texts[0]).to_pylist()) if texts else ()
-                size += sum(len(named[place] or "") for place in places) if texts else 0
-                if size > _MOST_JSON:
-                    raise UnreadableRecording(f"{path}: tasks exceed {_MOST_JSON} characters")
-        return [str(named.get(place, "")) for place in range(count)]
+                indices = batch.column("task_index").to_pylist()
+                by_index |= zip(indices, batch.column(texts[0]).to_pylist()) if texts else ()
+                size += sum(len(by_index[index] or "") for index in indices) if texts else 0
+                if size > _MOST_TASK_TEXT:
+                    raise UnreadableRecording(f"{path}: tasks exceed {_MOST_TASK_TEXT} characters")
+        return [str(by_index.get(index, "")) for index in range(count)]
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def rows(self) -> Iterator[EpisodeRow]:
-        """The episodes in their order. Raises UnreadableRecording."""
+        """Yield the episodes in order. Raises UnreadableRecording."""
         number = 0
         for path in sorted((self.path / "meta" / "episodes").glob("*/*.parquet")):
             with located(path):
                 names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
-                wanted = [*_OF_EPISODES, *(f"videos/{key}/{part}" for key in self._videos for part in _OF_VIDEOS)]
-                if missing := [name for name in wanted if name not in names]:
+                required = [f"videos/{key}/{part}" for key in self._videos for part in _VIDEO_COLUMNS]
+                required += _EPISODE_COLUMNS
+                if missing := [name for name in required if name not in names]:
                     raise UnreadableRecording(f"{path}: has no column {missing[0]}")
-                for batch in batches(path, 1024, [*wanted, *({KEY} & set(names))]):
-                    for plain in batch.to_pylist():
-                        yield self._row(path, number, plain)
+                for batch in batches(path, 1024, [*required, *({KEY} & set(names))]):
+                    for values in batch.to_pylist():
+                        yield self._row(path, number, values)
                         number += 1
         if number != self.episodes:
-            raise self.malformed(f"has {self.episodes} episodes, and tables of {number}")
+            raise self.malformed(f"declares {self.episodes} episodes, but meta/episodes has {number}")
 
-    def _row(self, path: Path, number: int, plain: dict[str, Any]) -> EpisodeRow:
+    def _row(self, path: Path, number: int, values: dict[str, Any]) -> EpisodeRow:
         videos = {}
         for key in self._videos:
-            chunk, file, begin = (plain[f"videos/{key}/{part}"] for part in _OF_VIDEOS)
+            chunk, file, begin = (values[f"videos/{key}/{part}"] for part in _VIDEO_COLUMNS)
             if type(chunk) is not int or type(file) is not int or not isinstance(begin, float):
                 raise UnreadableRecording(f"{path}: episode {number}: location of video {key} missing")
             name = self._video.format(video_key=key, chunk_index=chunk, file_index=file)
             if ".." in name.split("/") or name.startswith("/"):
                 raise self.malformed(f"path outside of the dataset: {name!r:.100}")
             videos[key] = self.path / name, begin
-        steps, identity = plain["length"], plain.get(KEY)
-        if plain["episode_index"] != number or type(steps) is not int or steps < 1:
+        steps, identity = values["length"], values.get(KEY)
+        if values["episode_index"] != number or type(steps) is not int or steps < 1:
             raise UnreadableRecording(f"{path}: the row of episode {number} is malformed")
         return EpisodeRow(number, steps, identity if isinstance(identity, str) and self.about else None, videos)
 
 
 def _path_of(name: str) -> Any:
-    """Return the path in a trace for a feature that gym-trace has not exported."""
+    """Return the path in a trace of a feature that gym-trace has not exported."""
     for root, column in (("observation", "observations"), ("action", "actions")):
         if name == root or name.startswith((f"{root}.", f"{root}s.")):
             return (column, name.partition(".")[2] or name)

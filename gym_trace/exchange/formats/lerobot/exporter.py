@@ -1,4 +1,4 @@
-"""Export: a LeRobot dataset, version 3, as LeRobotDataset loads it from a directory."""
+"""Export to LeRobot datasets, version 3, which LeRobotDataset loads from a directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
@@ -26,9 +26,9 @@ from gym_trace.exchange.formats.lerobot.writer import DatasetWriter
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.scan import KEPT
 
-_FPS = 30
+_DEFAULT_FPS = 30
 _MOST_FPS = 1000
-_NONE = np.empty(0, object)
+_NO_ROWS = np.empty(0, object)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LeRobotExporter:
             raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
 
     def plan(self, source: ExportSource) -> ExportPlan:
-        """Plan the export. An import restores everything that LeRobotDataset does not return."""
+        """Plan the export. Its losses are those of LeRobotDataset; an import restores everything."""
         if not source.steps:
             raise InvalidOption(f"{source.trace.directory}: no steps; LeRobot needs at least one")
         origin = Origin.of(source)
@@ -80,7 +80,7 @@ class LeRobotExporter:
         try:
             writer.write()
         finally:
-            writer.drop()
+            writer.detach()
 
     def _how_to_load(self, path: Path) -> str:
         return (
@@ -89,50 +89,48 @@ class LeRobotExporter:
         )
 
     def _fps(self, source: ExportSource) -> int:
-        said = [self.fps, source.facts.get("fps")]
-        return int(next(filter(_is_fps, said), None) or _FPS)
+        return next((int(fps) for fps in (self.fps, source.facts.get("fps")) if _is_fps(fps)), _DEFAULT_FPS)
 
 
 def _losses(source: ExportSource, features: list[Feature]) -> Iterator[Loss]:
-    kept = f"not returned by LeRobotDataset; stored in {FINAL}"
-    yield Loss("final_observation", f"final observations: {kept}")
+    yield Loss("final_observation", f"final observations: not returned by LeRobotDataset; stored in {FINAL}")
     for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
         yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
     if wide:
         yield Loss("dtype", f"LeRobotDataset returns float64 as float32; the files keep float64: {', '.join(wide)}")
-    if mixed := [one.name for one in features if (form := source.forms[one.path]) is not None and form.mixed]:
+    if mixed := [feature.name for feature in features if (form := source.forms[feature.path]) and form.mixed]:
         yield Loss("dtype", f"rows of several dtypes become the widest: {', '.join(mixed)}")
     if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
         yield Loss("spaces", f"values other than arrays of one dtype and shape become JSON: {', '.join(other)}")
 
 
 def _has_tasks(source: ExportSource, origin: Origin) -> bool:
-    """Return True if each step names its task among those of the dataset that it was imported from."""
+    """Return True if every step has a valid index into the tasks of the dataset it was imported from."""
     form = source.forms.get(TASK_INDEX)
     if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
         return False
-    many = len(origin.tasks)
-    found = (window.columns.get(TASK_INDEX, _NONE) for window in source.survey("annotations") if window.steps)
-    return all(rows.dtype == np.int64 and bool(((rows >= 0) & (rows < many)).all()) for rows in found)
+    count = len(origin.tasks)
+    indices = (window.columns.get(TASK_INDEX, _NO_ROWS) for window in source.survey("annotations") if window.steps)
+    return all(rows.dtype == np.int64 and bool(((rows >= 0) & (rows < count)).all()) for rows in indices)
 
 
 def _is_counted(source: ExportSource, feature: Feature, tasks: list[str], fps: int) -> bool:
-    """Return True if an annotation, imported from a column of every dataset, equals that column of this export."""
+    """Return True for an imported annotation that equals one of the COUNTED columns of this export."""
     if feature.path == TASK_INDEX:
         return len(tasks) > 1
     if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:
         return False
     for window in source.survey("annotations"):
         steps = np.arange(window.start, window.start + window.steps)
-        if window.columns.get(TIMESTAMP, _NONE).tobytes() != timestamps(steps, fps).tobytes():
+        if window.columns.get(TIMESTAMP, _NO_ROWS).tobytes() != timestamps(steps, fps).tobytes():
             return False
     return True
 
 
-def _is_fps(fps: Any) -> bool:
-    whole = isinstance(fps, (int, float)) and not isinstance(fps, bool) and fps == fps // 1
-    return whole and 1 <= fps <= _MOST_FPS
+def _is_fps(fps: Any) -> TypeGuard[int | float]:
+    is_whole = isinstance(fps, (int, float)) and not isinstance(fps, bool) and fps == fps // 1
+    return is_whole and 1 <= fps <= _MOST_FPS
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,7 @@ from gym_trace.errors import MissingExtra, UnreadableRecording
 from gym_trace.exchange.formats.foreign import placeholder, read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.exchange.formats.lerobot.dataset import DataSet, EpisodeRow
+from gym_trace.exchange.formats.lerobot.dataset import EpisodeRow, LeRobotDirectory
 from gym_trace.exchange.formats.lerobot.features import (
     FINAL,
     KIND,
@@ -37,11 +37,11 @@ from gym_trace.exchange.formats.lerobot.features import (
 from gym_trace.exchange.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
 from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, after_steps, first_writer
 
-_ENDS = 64  # final observations that are read at a time
+_FINALS_AT_ONCE = 64
 
 
 class LeRobotImporter:
-    """LeRobot dataset, version 3."""
+    """LeRobot dataset, version 3"""
 
     name: ClassVar[str] = "lerobot"
 
@@ -54,27 +54,27 @@ class LeRobotImporter:
 
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""
-        data = DataSet(path)
+        data = LeRobotDirectory(path)
         if data.about is None:
             return _foreign(data)
         schema, layouts = first_writer(data.about)
-        return imported(KIND, _episodes_again(data, layouts), schema, data.about, steps=data.steps)
+        return imported(KIND, _restored_episodes(data, layouts), schema, data.about, steps=data.steps)
 
 
 def _parts(
-    given: Iterator[Columns], final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
+    parts: Iterator[Columns], final: Columns, steps_from: Callable[[Columns, Columns], NewSteps]
 ) -> Iterator[NewSteps]:
-    """Yield steps with the observations that they led to. given: columns with the observations before the steps."""
-    parts = (({path: rows for path, rows in one.items() if path[0] == "observations"}, one) for one in given)
-    for observations, steps in after_steps(chain(parts, [(final, {})])):
-        yield shaped(steps, observations)
+    """Yield steps with the observations after them. parts: columns with the observations before steps."""
+    before = (({path: rows for path, rows in part.items() if path[0] == "observations"}, part) for part in parts)
+    for observations, steps in after_steps(chain(before, [(final, {})])):
+        yield steps_from(steps, observations)
 
 
 # -- exports of gym-trace -------------------------------------------------------------------------------------------
 
 
-def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
-    def shaped(steps: Columns, observations: Columns) -> NewSteps:
+def _restored_episodes(data: LeRobotDirectory, layouts: Layouts) -> Iterator[NewEpisode]:
+    def steps_from(steps: Columns, observations: Columns) -> NewSteps:
         infos = steps.get(("infos",))
         return NewSteps(
             _joined(layouts.observations, observations),
@@ -86,12 +86,12 @@ def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
 
     rows = data.rows()
     with closing(StepReader(data)) as reader:
-        for identity, steps, final in _ends(data):
+        for identity, steps, final in _finals(data):
             if steps:
                 row = next(rows, None)
                 if row is None or row.steps != steps:
                     raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
-                yield NewEpisode(steps, _parts(reader.parts(row), final, shaped), identity=row.identity)
+                yield NewEpisode(steps, _parts(reader.parts(row), final, steps_from), identity=row.identity)
             else:
                 empty = NewSteps(_joined(layouts.observations, final), np.empty(0), np.empty(0))
                 yield NewEpisode(0, [empty], identity=identity)
@@ -99,21 +99,21 @@ def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
             raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
 
 
-def _ends(data: DataSet) -> Iterator[tuple[str | None, int, Columns]]:
-    """Identity of an empty episode, steps, final observation."""
+def _finals(data: LeRobotDirectory) -> Iterator[tuple[str | None, int, Columns]]:
+    """Yield (identity, steps, final observation) of each episode; the identity only of an empty one."""
     path = data.path / FINAL
-    observed = [one for one in data.features if one.path[0] == "observations"]
-    observed = [one._replace(kind="image") if one.kind == "video" else one for one in observed]
+    observed = [feature for feature in data.features if feature.path[0] == "observations"]
+    observed = [feature._replace(kind="image") if feature.kind == "video" else feature for feature in observed]
     with located(path):
         with parquet_file(path) as file:
             names = file.schema_arrow.names
-        for batch in batches(path, _ENDS, names):
+        for batch in batches(path, _FINALS_AT_ONCE, names):
             texts, counts = batch.column(KEY).to_pylist(), batch.column("steps").to_pylist()
             columns = {feature.path: decoded(feature, batch, str(path)) for feature in observed}
-            for place, (text, steps) in enumerate(zip(texts, counts)):
-                if type(steps) is not int or (text is None) is (steps == 0):
+            for i, (identity, steps) in enumerate(zip(texts, counts)):
+                if type(steps) is not int or (identity is None) is (steps == 0):
                     raise UnreadableRecording(f"{path}: a row is malformed")
-                yield text, steps, {key: rows[place : place + 1] for key, rows in columns.items()}
+                yield identity, steps, {key: rows[i : i + 1] for key, rows in columns.items()}
 
 
 def _joined(layout: Layout, columns: Columns) -> Any:
@@ -130,34 +130,34 @@ def _has_any(rows: Any) -> bool:
 # -- other datasets --------------------------------------------------------------------------------------------------
 
 
-def _foreign(data: DataSet) -> Imported:
-    by_root = {root: [one for one in data.features if one.path[0] == root] for root in ("observations", "actions")}
+def _foreign(data: LeRobotDirectory) -> Imported:
+    by_root = {root: [f for f in data.features if f.path[0] == root] for root in ("observations", "actions")}
     if missing := [root for root, features in by_root.items() if not features]:
         raise data.malformed(f"has no {missing[0]}")
-    made = [_space(features) for features in by_root.values()]
+    observations, actions = map(_space, by_root.values())
     metadata = {"fps": data.fps, "robot_type": data.robot_type, "tasks": data.tasks, "features": _names(data, by_root)}
-    schema = new_schema(KIND, made[0], made[1], {"note": f"{KIND}, robot: {data.robot_type}"}, metadata)
+    schema = new_schema(KIND, observations, actions, {"note": f"{KIND}, robot: {data.robot_type}"}, metadata)
     facts: dict[str, Any] = {"fps": data.fps}
     if len(data.tasks) == 1 and data.tasks[0]:
         facts["task"] = data.tasks[0]
-    return imported(KIND, _episodes(data), schema, None, facts, _notes(data), data.steps)
+    return imported(KIND, _episodes(data), schema, None, facts, _warnings(data), data.steps)
 
 
-def _names(data: DataSet, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
-    """Return the name of each column in the dataset, from which an export restores it; see features.Origin."""
-    found = {}
+def _names(data: LeRobotDirectory, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
+    """Return the name of each column in the dataset, so that an export restores it; see features.Origin."""
+    names = {}
     for feature in data.features:
         root = feature.path[0]
         if root in by_root or root == "annotations":
             path = feature.path if len(by_root.get(root, ())) != 1 else feature.path[:1]
-            found["/".join(map(str, path))] = {"name": feature.name, "names": data.declared[feature.name].get("names")}
-    return found
+            names["/".join(map(str, path))] = {"name": feature.name, "names": data.declared[feature.name].get("names")}
+    return names
 
 
-def _notes(data: DataSet) -> Iterator[str]:
+def _warnings(data: LeRobotDirectory) -> Iterator[str]:
     if data.was_changed:
         yield "exported by gym-trace and changed since: imported as from another recorder"
-    yield ("LeRobot stores no final observations; episode.has_final_observation is False, and the row a placeholder")
+    yield "LeRobot stores no final observations; episode.has_final_observation is False, and the row a placeholder"
     yield "bounds of spaces are unknown: they are as wide as the dtype"
     names = {feature.name for feature in data.features}
     if "next.reward" not in names:
@@ -169,31 +169,33 @@ def _notes(data: DataSet) -> Iterator[str]:
 
 
 def _space(features: list[Feature]) -> PlainSpace:
-    parts = {str(one.path[1]): ANY_TEXT if one.is_text else widest(one.dtype, one.shape) for one in features}
+    parts = {str(f.path[1]): ANY_TEXT if f.is_text else widest(f.dtype, f.shape) for f in features}
     if len(parts) == 1:
         return next(iter(parts.values()))
     return {"type": "Dict", "spaces": sorted([key, part] for key, part in parts.items())}
 
 
-def _episodes(data: DataSet) -> Iterator[NewEpisode]:
-    observed = [one for one in data.features if one.path[0] == "observations"]
-    final = {one.path: placeholder(None if one.is_text else one.dtype, one.shape) for one in observed}
+def _episodes(data: LeRobotDirectory) -> Iterator[NewEpisode]:
+    observed = [feature for feature in data.features if feature.path[0] == "observations"]
+    final = {f.path: placeholder(None if f.is_text else f.dtype, f.shape) for f in observed}
     with closing(StepReader(data, foreign=True)) as reader:
         for row in data.rows():
-            parts = _parts(reader.parts(row), final, _shaped)
+            parts = _parts(reader.parts(row), final, _foreign_steps)
             yield NewEpisode(row.steps, parts, has_final_observation=False)
 
 
-def _shaped(steps: Columns, observations: Columns) -> NewSteps:
+def _foreign_steps(steps: Columns, observations: Columns) -> NewSteps:
     count = max(map(len, steps.values()))
     rewards = steps.get(("rewards",), np.full(count, np.nan))
-    done, ended, cut = (steps.get(("flags", f"next.{name}")) for name in ("done", "terminated", "truncated"))
-    truncated = np.zeros(count, np.bool_) if cut is None else cut.astype(np.bool_)
-    if ended is None:
-        ended = truncated & False if done is None else done.astype(np.bool_) & ~truncated
-    notes = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations"}
+    done, terminated, truncated = (steps.get(("flags", f"next.{name}")) for name in ("done", "terminated", "truncated"))
+    truncations = np.zeros(count, np.bool_) if truncated is None else truncated.astype(np.bool_)
+    if terminated is not None:
+        terminations = terminated.astype(np.bool_)
+    else:
+        terminations = np.zeros(count, np.bool_) if done is None else done.astype(np.bool_) & ~truncations
+    annotations = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations"}
     actions = {path: rows for path, rows in steps.items() if path[0] == "actions"}
-    return NewSteps(_tree(observations), _tree(actions), rewards, ended.astype(np.bool_), truncated, annotations=notes)
+    return NewSteps(_tree(observations), _tree(actions), rewards, terminations, truncations, annotations=annotations)
 
 
 def _tree(columns: Columns) -> Any:
@@ -202,27 +204,27 @@ def _tree(columns: Columns) -> Any:
     return {str(path[1]): rows for path, rows in columns.items()}
 
 
-# -- steps, read in their order, some at a time ----------------------------------------------------------------------
+# -- steps, read in order, some at a time ----------------------------------------------------------------------------
 
 
-_TEXT_BYTES = 256
-_MOST_OPENINGS = 16  # per video; each opening decodes it from its beginning
+_TEXT_BYTES = 256  # estimate per row
+_MOST_OPENINGS = 16  # per video file; each opening decodes it from its start
 _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 _COUNTED = ("episode_index", "frame_index", "timestamp")
 Columns = dict[LeafPath, Any]  # rows by path
 
 
 class StepReader:
-    """Reads the tables of steps from the first to the last, and the videos along with them."""
+    """Reads the tables of steps in order, and their videos. foreign: not exported by gym-trace."""
 
-    def __init__(self, data: DataSet, foreign: bool = False):
+    def __init__(self, data: LeRobotDirectory, foreign: bool = False):
         self._data, self._foreign = data, foreign
         self._rows = RowQueue(self._read())
         self._videos: dict[str, tuple[Path, Any]] = {}
         self._openings: Counter[Path] = Counter()
 
     def parts(self, row: EpisodeRow) -> Iterator[Columns]:
-        """Return the columns of the next episode. Raises UnreadableRecording."""
+        """Yield the columns of the next episode, some steps at a time. Raises UnreadableRecording."""
         done = 0
         while done < row.steps:
             if self._rows.is_over():
@@ -230,8 +232,7 @@ class StepReader:
             count, columns = self._rows.take(row.steps - done)
             episodes, frames, times = (columns.pop((name,)) for name in _COUNTED)
             if (episodes != row.number).any() or (frames != np.arange(done, done + count)).any():
-                told = f"rows of episode {row.number} contradict meta/episodes"
-                raise UnreadableRecording(f"{self._data.path}: {told}")
+                raise UnreadableRecording(f"{self._data.path}: rows of episode {row.number} contradict meta/episodes")
             for feature in self._data.features:
                 if feature.kind == "video":
                     columns[feature.path] = shaped_pictures(feature, self._pictures(feature, row, times))
@@ -240,14 +241,14 @@ class StepReader:
 
     def _read(self) -> Iterator[tuple[int, Columns]]:
         features = self._data.features
-        size = sum(_TEXT_BYTES if one.is_text else math.prod(one.shape) * one.dtype.itemsize for one in features)
-        needed = [*_COUNTED, *(one.name for one in features if one.kind != "video")]
-        for path in sorted((self._data.path / "data").glob("*/*.parquet")):  # LeRobotDataset reads these files
+        row_size = sum(_TEXT_BYTES if f.is_text else math.prod(f.shape) * f.dtype.itemsize for f in features)
+        required = [*_COUNTED, *(feature.name for feature in features if feature.kind != "video")]
+        for path in sorted((self._data.path / "data").glob("*/*.parquet")):  # the files that LeRobotDataset reads
             with located(path):
                 names = pq.read_schema(path).names
-                if missing := [name for name in needed if name not in names]:
+                if missing := [name for name in required if name not in names]:
                     raise UnreadableRecording(f"{path}: has no column {missing[0]}")
-                for batch in batches(path, rows_at_a_time(size), names):
+                for batch in batches(path, rows_at_a_time(row_size), names):
                     yield batch.num_rows, self._columns(batch, str(path))
 
     def _columns(self, batch: pa.RecordBatch, where: str) -> Columns:
@@ -272,10 +273,10 @@ class StepReader:
 
     def _pictures(self, feature: Feature, row: EpisodeRow, times: Array) -> Array:
         path, begin = row.videos[feature.name]
-        known = self._videos.get(feature.name)
-        if known is None or known[0] != path:
-            if known is not None:
-                known[1].close()
+        video = self._videos.get(feature.name)
+        if video is None or video[0] != path:
+            if video is not None:
+                video[1].close()
             self._openings[path] += 1
             if self._openings[path] > _MOST_OPENINGS:
                 raise UnreadableRecording(
@@ -285,8 +286,8 @@ class StepReader:
                 from gym_trace.exchange.formats.lerobot.videos import VideoReader  # PyAV is not needed without videos
             except ImportError as error:
                 raise MissingExtra(f"videos need PyAV ({error}): pip install 'gym-trace[video]'") from error
-            known = self._videos[feature.name] = path, VideoReader(path, *feature.stored[:2])
-        pictures: Array = known[1].take(begin + times, 0.5 / self._data.fps)
+            video = self._videos[feature.name] = path, VideoReader(path, *feature.stored_shape[:2])
+        pictures: Array = video[1].take(begin + times, 0.5 / self._data.fps)
         return pictures
 
     def close(self) -> None:
@@ -300,13 +301,13 @@ def decoded(feature: Feature, batch: pa.RecordBatch, where: str, foreign: bool =
     if feature.is_picture:
         return _ImageRows(feature, column, name)
     if feature.is_text:
-        plain = column.to_pylist()
-        return plain if foreign else values_of(plain, feature.kind, name)
+        texts = column.to_pylist()
+        return texts if foreign else values_of(texts, feature.kind, name)
     return array_of(column, feature.dtype, feature.shape, name)
 
 
 class _ImageRows:
-    """Images of a table: a slice of rows decodes them to an array."""
+    """Images of a column; slicing decodes them to an array."""
 
     def __init__(self, feature: Feature, column: pa.Array, name: str):
         if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
@@ -314,24 +315,24 @@ class _ImageRows:
         self._feature, self._files, self._name = feature, column.field("bytes"), name
 
     def __getitem__(self, which: slice) -> Array:
-        from gym_trace.exchange.formats.images import pixels  # Pillow is not needed without pictures
+        from gym_trace.exchange.formats.images import pixels  # Pillow is not needed without images
 
         feature, files = self._feature, self._files[which].to_pylist()
         is_plain = feature.dtype != np.uint8 or feature.shape[2:] == (4,)
         shape: tuple[int, ...] = feature.shape if is_plain else picture_shape(feature.shape)
-        found = np.empty((len(files), *shape), feature.dtype)
-        for place, file in enumerate(files):
+        pictures = np.empty((len(files), *shape), feature.dtype)
+        for i, file in enumerate(files):
             if not isinstance(file, bytes):
                 raise UnreadableRecording(f"{self._name}: image in a separate file: not supported")
             try:
-                found[place] = pixels(file, shape, feature.dtype, _FORMATS)
+                pictures[i] = pixels(file, shape, feature.dtype, _FORMATS)
             except ValueError as error:
                 raise UnreadableRecording(f"{self._name}: unreadable image: {error}") from error
-        return shaped_pictures(feature, found)
+        return shaped_pictures(feature, pictures)
 
 
 def shaped_pictures(feature: Feature, pictures: Array) -> Array:
-    """Return (images, H, W, C) in the shape of the trace."""
+    """Convert images of (count, H, W, C) to the shape of the feature in the trace."""
     if pictures.shape[1:] == feature.shape:
         return pictures
     channels = 1 if len(feature.shape) == 2 else picture_shape(feature.shape)[2]

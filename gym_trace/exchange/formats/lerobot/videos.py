@@ -1,4 +1,4 @@
-"""Pictures as MP4 files and back. This is the one module of them that needs PyAV."""
+"""Write and read images as MP4 files. Only this module of the package needs PyAV."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
 
-# H.264 of RGB without loss; a picture that can be decoded by itself every so often, for those who read at random.
-_OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}
-_CODEC = "libx264rgb"
-# Metadata that is not UTF-8 does not matter; PyAV 19 decodes any bytes, and has no such option.
-_READING: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+_OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}  # lossless; a key frame per 8, for random access
+_CODEC = "libx264rgb"  # H.264 of RGB
+# Metadata that is not UTF-8 does not matter. PyAV 19 decodes any bytes, and lacks this option.
+_OPEN_OPTIONS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 _ERRORS = (av.FFmpegError, OSError, ValueError)  # errors of PyAV for unreadable files
 INFO = {"video.codec": "h264", "video.pix_fmt": "gbrp", "video.g": 8, "has_audio": False, "is_depth_map": False}
 
 
 class VideoWriter:
-    """Writer of one MP4 file with the images of consecutive episodes, bit for bit."""
+    """Writes one MP4 file with the images of consecutive episodes, bit for bit."""
 
     def __init__(self, path: Path, fps: int, height: int, width: int):
         self.path, self.frames = path, 0
@@ -36,7 +35,7 @@ class VideoWriter:
         self._tick = Fraction(1, fps)
 
     def write(self, pictures: Array) -> None:
-        """(steps, H, W, 3) of uint8."""
+        """Write images of (count, H, W, 3) uint8."""
         for picture in pictures:
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = self.frames, self._tick
@@ -49,8 +48,8 @@ class VideoWriter:
             self._container.close()
             self._container = None
 
-    def drop(self) -> None:
-        """Close an incomplete file."""
+    def detach(self) -> None:
+        """Close an incomplete file as it is."""
         container, self._container = self._container, None
         if container is not None:
             with contextlib.suppress(OSError):
@@ -58,16 +57,16 @@ class VideoWriter:
 
 
 class VideoReader:
-    """Reader of the images of one video file, in order of their times."""
+    """Reads the images of one video file, in order of their times."""
 
     def __init__(self, path: Path, height: int, width: int):
         """Raises UnreadableRecording."""
-        self._path, self._size, self._at = path, (height, width), -1.0
-        self._picture: Array | None = None
+        self._path, self._size, self._time = path, (height, width), -1.0
+        self._picture: Array | None = None  # the last decoded one, at self._time
         self._container: Any = None
         try:
-            # A play list, or what FFmpeg takes for the address of something, could have other files opened.
-            self._container = av.open(str(path.absolute()), format="mp4", **_READING)
+            # Only MP4, and an absolute path: FFmpeg would open other files for a playlist or a name like a URL.
+            self._container = av.open(str(path.absolute()), format="mp4", **_OPEN_OPTIONS)
             self._frames = self._decoded(self._container.streams.video[0])
         except (*_ERRORS, IndexError) as error:
             self.close()
@@ -81,20 +80,21 @@ class VideoReader:
     def take(self, times: Array, tolerance: float) -> Array:
         """Return the images (len(times), H, W, 3) at ascending times in seconds. Raises UnreadableRecording."""
         pictures = np.empty((len(times), *self._size, 3), np.uint8)
-        for place, wanted in enumerate(times.tolist()):
-            while self._at < wanted - tolerance:
-                self._advance(wanted)
-            if self._at > wanted + tolerance or self._picture is None:
-                raise UnreadableRecording(f"{self._path}: incomplete: no image at {wanted:.3f} s")
-            pictures[place] = self._picture
+        for i, time in enumerate(times.tolist()):
+            while self._time < time - tolerance:
+                self._advance(time)
+            if self._time > time + tolerance or self._picture is None:
+                raise UnreadableRecording(f"{self._path}: incomplete: no image at {time:.3f} s")
+            pictures[i] = self._picture
         return pictures
 
-    def _advance(self, wanted: float) -> None:
+    def _advance(self, time: float) -> None:
+        """Decode the next image. time: the wanted one, for the error."""
         try:
-            found = next(self._frames, None)
-            if found is None:
-                raise UnreadableRecording(f"{self._path}: incomplete: ends before {wanted:.3f} s")
-            self._at, frame = found
+            timed_frame = next(self._frames, None)
+            if timed_frame is None:
+                raise UnreadableRecording(f"{self._path}: incomplete: ends before {time:.3f} s")
+            self._time, frame = timed_frame
             if (frame.height, frame.width) != self._size:
                 raise UnreadableRecording(
                     f"{self._path}: images of {frame.height} x {frame.width}, but meta/info.json declares "
