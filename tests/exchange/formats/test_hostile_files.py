@@ -246,8 +246,8 @@ def test_the_cache_holds_the_chunks_of_the_next_rows(
     with reading.H5File(path) as file:
         for name in ("observations", "actions", "rewards"):
             rows = file.root.rows(name)
-            _, size, _ = rows._found.id.get_access_plist().get_chunk_cache()
-            assert size >= rows._found.chunks[0] * rows.row_size
+            _, size, _ = rows._dataset.id.get_access_plist().get_chunk_cache()
+            assert size >= rows._dataset.chunks[0] * rows.row_size
 
 
 def test_chunks_that_are_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

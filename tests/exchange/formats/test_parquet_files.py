@@ -162,7 +162,7 @@ def test_lists_of_a_wrong_length_are_refused(tmp_path: Path) -> None:
     ]
     notes = pa.StructArray.from_arrays([pa.array(uneven, field.type.field(0).type)], fields=list(field.type))
     pq.write_table(steps.set_column(place, field, notes), file)
-    with pytest.raises(UnreadableRecording, match="a list has not 3 elements"):
+    with pytest.raises(UnreadableRecording, match="a list does not have 3 elements"):
         import_trace(tmp_path / "out", tmp_path / "back")
 
 

@@ -62,7 +62,7 @@ def test_an_annotation_of_none_at_every_step_differs_from_a_missing_one(tmp_path
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_windows(monkeypatch, 7)
     monkeypatch.setattr("gym_trace.exchange.formats.rlds.importer._MOST_ROWS", 5)
-    monkeypatch.setattr("gym_trace.exchange.formats.rlds.exporter._SHARD", 1000)
+    monkeypatch.setattr("gym_trace.exchange.formats.rlds.exporter._SHARD_BYTES", 1000)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "rlds")
     assert len(list((tmp_path / "out").glob("*.tfrecord-*"))) == 4

@@ -1,4 +1,4 @@
-"""Untrusted Parquet files of a table, read from the first row to the last in bounded memory."""
+"""Read untrusted Parquet files from the first row to the last, in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.foreign import are_plausible_rows, is_plausible
 from gym_trace.printable import printable
 
-_FEW_ROWS = 64
-_TEXT_BYTES = 1024  # assumed size of a text
-_MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # decoded at a time; bytes of numbers, and of text
-_MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
+_TEXT_BYTES = 1024  # estimate per text
+_MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # decoded at a time; bytes of numbers, and again of text
+_FEW_ROWS = 64  # decoded at a time where equal texts take memory again
+_LARGEST_GROUP = 2 << 30  # uncompressed bytes
 _MOST_FILES = 1 << 20
 
 
@@ -39,20 +39,20 @@ def located(path: Path) -> Iterator[None]:
 
 
 def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
-    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
+    """Return the Parquet files below a directory, in the order of their paths; or the file itself."""
     if path.is_file():
         return [path]
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, folders, names in os.walk(path):
         folders.sort()
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
-        if len(found) >= most:
+        files += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
+        if len(files) >= most:
             break
-    return found[:most]
+    return files[:most]
 
 
 class Table:
-    """A table: some files with the same columns. path: of all. schema: of each. rows: how many there are in all."""
+    """A table: files with the same columns. path: of all. schema: of each. rows: total number."""
 
     def __init__(self, path: Path, files: list[Path]):
         """Raises UnreadableRecording."""
@@ -70,11 +70,11 @@ class Table:
                     raise UnreadableRecording(f"{file}: {problem}")
 
     def fault(self, problem: str) -> UnreadableRecording:
-        """An error about the table."""
+        """Return an error about the table."""
         return UnreadableRecording(f"{self.path}: {problem}")
 
     def batches(self, columns: list[str], row_bytes: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield some rows of these columns at a time. row_bytes: bytes of a row; 0: as the schema says.
+        """Yield some rows of these columns at a time. row_bytes: 0: estimated from the schema.
 
         Raises UnreadableRecording.
         """
@@ -84,12 +84,12 @@ class Table:
                 yield from batches(file, most, columns)
 
     def row_bytes(self, columns: list[str]) -> int:
-        """About how many bytes a row of these columns takes, as the schema says."""
+        """Estimate the bytes of a row of these columns from the schema."""
         return sum(row_size(self.schema.field(name).type) for name in columns)
 
 
 def rows_at_a_time(row_bytes: int) -> int:
-    """Return the number of rows of this size that are decoded together."""
+    """Return the number of rows to decode at a time."""
     return max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes)))
 
 
@@ -108,11 +108,11 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
         if (
             not are_plausible_rows(metadata.num_rows, stored)
             or not is_plausible(values, stored)
-            or not all(size <= _MOST_IN_GROUP and is_plausible(size, stored) for size in sizes)
+            or not all(size <= _LARGEST_GROUP and is_plausible(size, stored) for size in sizes)
         ):
             raise UnreadableRecording(
-                f"{path}: has {metadata.num_rows} rows, and up to {max(sizes, default=0)} bytes or {values} values in "
-                f"a group of them, which takes too much memory for a file of {stored} bytes"
+                f"{path}: {metadata.num_rows} rows, and row groups of {max(sizes, default=0)} bytes and {values} "
+                f"values, which take too much memory for a file of {stored} bytes"
             )
     except BaseException:
         opened.close()
@@ -121,7 +121,7 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
 
 
 def _check_columns(path: Path) -> None:
-    """Raise OSError for malformed metadata of a column, with which group.column() would end the process."""
+    """Raise OSError for malformed metadata of a column, for which group.column() would crash the process."""
     with pq.ParquetFile(path, memory_map=True) as opened:
         columns = [*range(opened.metadata.num_columns)]
         for group in range(opened.metadata.num_row_groups):
@@ -130,7 +130,7 @@ def _check_columns(path: Path) -> None:
 
 
 def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Yield at most `most` rows of these columns at a time, and limited text; texts are dictionaries.
+    """Yield at most `most` rows of these columns at a time, with limited text. Texts are dictionary-encoded.
 
     Raises OSError, pyarrow.ArrowException.
     """
@@ -141,19 +141,19 @@ def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatc
     try:
         with pq.ParquetFile(file, read_dictionary=texts) as opened:
             for batch in opened.iter_batches(most, columns=columns, use_threads=False):
-                for piece in _cut(batch):
-                    done += len(piece)
-                    yield piece
-    except pa.ArrowNotImplementedError:  # texts in a struct are too many for indices: read a few at a time
+                for part in _with_limited_text(batch):
+                    done += len(part)
+                    yield part
+    except pa.ArrowNotImplementedError:  # too many texts in a struct for a dictionary: continue without, few at a time
         with pq.ParquetFile(file, read_dictionary=[name for name in texts if name in columns]) as opened:
             for batch in opened.iter_batches(min(most, _FEW_ROWS), columns=columns, use_threads=False):
-                left = batch.slice(done)
+                rest = batch.slice(done)
                 done = max(0, done - len(batch))
-                yield from _cut(left) if len(left) else ()
+                yield from _with_limited_text(rest) if len(rest) else ()
 
 
 def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
-    """Yield the paths of the text columns in a field. Dictionary-encoded, equal texts take memory once."""
+    """Yield the paths of the text columns in a field; dictionary-encoded, equal texts take memory once."""
     if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
         yield path
     elif pa.types.is_struct(field.type):
@@ -162,7 +162,7 @@ def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
 
 
 def row_size(kind: pa.DataType) -> int:
-    """About how many bytes a row of a column takes."""
+    """Estimate the bytes of a row of a column."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_struct(kind):
@@ -184,9 +184,9 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the dtype of a type of numbers; Arrow's own way needs pandas."""
-    found: Array = pa.array([], kind).to_numpy(zero_copy_only=False)
-    return found.dtype
+    """Return the dtype of a type of numbers; to_pandas_dtype() needs pandas."""
+    empty: Array = pa.array([], kind).to_numpy(zero_copy_only=False)
+    return empty.dtype
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -194,9 +194,9 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def numbers_in(array: pa.Array, shape: tuple[int, ...] | None = None) -> Array | None:
-    """Return a column of numbers, or of lists of them, as (rows, *shape). shape: None: that of the lists.
+    """Return a column of numbers, or of lists of them, as (rows, *shape); None for other values or shapes.
 
-    Return None for other values, or rows of other shapes.
+    shape: None: that of the lists.
     """
     values = array.storage if isinstance(array, pa.ExtensionArray) else array
     sizes: list[Any] = []
@@ -207,20 +207,20 @@ def numbers_in(array: pa.Array, shape: tuple[int, ...] | None = None) -> Array |
         sizes.append(lengths["min"])
         values = values.flatten()
     shape = tuple(size or 0 for size in sizes) if shape is None else shape
-    is_flat = len(sizes) != len(shape)  # a tensor, whose rows lie flat
+    is_flat = len(sizes) != len(shape)  # rows of a tensor type are stored flat
     if values.null_count or not is_number(values.type) or len(values) != len(array) * math.prod(shape):
         return None
     if len(array) and not is_flat and tuple(sizes) != shape:
         return None
-    found: Array = values.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
-    return found
+    rows: Array = values.to_numpy(zero_copy_only=False).reshape(len(array), *shape)
+    return rows
 
 
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield a batch in parts with limited text."""
+def _with_limited_text(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield a batch in parts of about _MOST_BYTES of text."""
     lengths = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
-        lengths += _lengths(column)
+        lengths += _text_bytes(column)
     begin = 0
     while begin < batch.num_rows:
         total = np.cumsum(lengths[begin:])
@@ -229,13 +229,13 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         begin += count
 
 
-def _lengths(array: pa.Array) -> Array:
+def _text_bytes(array: pa.Array) -> Array:
     """Return the bytes of text of each row."""
-    found = np.zeros(len(array), np.int64)
+    lengths = np.zeros(len(array), np.int64)
     if pa.types.is_struct(array.type):
         for number in range(array.type.num_fields):
-            found += _lengths(array.field(number))
+            lengths += _text_bytes(array.field(number))
     elif pa.types.is_dictionary(array.type) and len(array.dictionary):
-        of_each = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
-        found += of_each[array.indices.fill_null(0).to_numpy(zero_copy_only=False)]
-    return found
+        text_lengths = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
+        lengths += text_lengths[array.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return lengths

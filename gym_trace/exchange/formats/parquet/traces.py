@@ -1,4 +1,4 @@
-"""A trace as Parquet, out and in: steps/ and episodes/, which DuckDB, Polars, pandas, Spark and Ray Data read."""
+"""Export to Parquet, and its import: steps/ and episodes/, which DuckDB, Polars, pandas, Spark and Ray Data read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gym_trace.playback.tables.rows import TableColumn, Tables
 
 COLUMNS_KEY = "gym_trace.columns"
 _GROUP_ROWS, _GROUP_BYTES = 122_880, 32 << 20  # limits of a row group
-_FILE_BYTES = 256 << 20  # after which another file is begun
+_FILE_BYTES = 256 << 20  # approximate size of a file
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ParquetExporter:
                 source.advance(runs.size)
             tables.close()
         finally:
-            tables.abandon()
+            tables.detach()
 
     def _how_to_load(self, path: FilePath) -> str:
         steps, episodes = (f"{path}/{name}/*.parquet" for name in ("steps", "episodes"))
@@ -69,14 +69,15 @@ class _Tables:
         columns = columns_of(source.trace)
         tables = Tables(source.trace, columns, source.episodes)
         identity = TableColumn(
-            pa.field(KEY, pa.string(), nullable=False), (), lambda places, _: pa.array(source.identities(places))
+            pa.field(KEY, pa.string(), nullable=False), (), lambda indices, _: pa.array(source.identities(indices))
         )
         self._step_columns, self._episode_columns = tables.steps, [*tables.episodes, identity]
-        said = {KEY: source.about, COLUMNS_KEY: json_text([column.to_json() for column in columns.values()])}
+        metadata = {KEY: source.about, COLUMNS_KEY: json_text([column.to_json() for column in columns.values()])}
         steps, episodes = (
-            pa.schema([column.field for column in made], said) for made in (self._step_columns, self._episode_columns)
+            pa.schema([column.field for column in table], metadata)
+            for table in (self._step_columns, self._episode_columns)
         )
-        dictionaries = [path for column in columns.values() for path in _stored_as(column) if column.has_few_values]
+        dictionaries = [path for column in columns.values() for path in _paths_of(column) if column.has_few_values]
         self._steps = _Files(target / "steps", steps, ["episode", "step"], dictionaries)
         self._episodes = _Files(target / "episodes", episodes, ["episode"], dictionaries)
 
@@ -84,9 +85,9 @@ class _Tables:
         self._steps.close()
         self._episodes.close()
 
-    def abandon(self) -> None:
-        self._steps.abandon()
-        self._episodes.abandon()
+    def detach(self) -> None:
+        self._steps.detach()
+        self._episodes.detach()
 
     def add(self, runs: StepRuns) -> None:
         if runs.size:
@@ -97,27 +98,27 @@ class _Tables:
 
 
 class _Files:
-    """A table, in files of some row groups each."""
+    """Writes a table in files of some row groups each."""
 
     def __init__(self, folder: FilePath, schema: pa.Schema, order: list[str], dictionaries: list[str]):
         folder.mkdir()
         self._folder, self._schema = folder, schema
-        plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
-        whole = [name for name in plain if not pa.types.is_floating(schema.field(name).type)]
+        scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
+        not_floats = [name for name in scalars if not pa.types.is_floating(schema.field(name).type)]
         self._options = {
             "compression": "zstd",
-            "use_dictionary": [*dictionaries, *whole],
-            "write_statistics": [*plain, "reward"],
+            "use_dictionary": [*dictionaries, *not_floats],
+            "write_statistics": [*scalars, "reward"],
             "sorting_columns": pq.SortingColumn.from_ordering(schema, [(name, "ascending") for name in order]),
         }
-        self._held: list[pa.RecordBatch] = []
+        self._pending: list[pa.RecordBatch] = []
         self._rows = self._bytes = self._count = 0
         self._file: Any = None
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, arrays: list[pa.Array]) -> None:
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        self._held.append(batch)
+        self._pending.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
         if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
@@ -128,9 +129,9 @@ class _Files:
             self._file = open(self._folder / f"{self._count:05}.parquet", "wb")  # noqa: SIM115 - closed by _end_file()
             self._writer = pq.ParquetWriter(self._file, self._schema, **self._options)
             self._count += 1
-        table = pa.Table.from_batches(self._held, self._schema)
+        table = pa.Table.from_batches(self._pending, self._schema)
         self._writer.write_table(table, row_group_size=max(1, self._rows))
-        self._held, self._rows, self._bytes = [], 0, 0
+        self._pending, self._rows, self._bytes = [], 0, 0
         if self._file.tell() >= _FILE_BYTES:
             self._end_file()
 
@@ -141,19 +142,19 @@ class _Files:
         self._writer = self._file = None
 
     def close(self) -> None:
-        if self._held or not self._count:
+        if self._pending or not self._count:
             self._write_group()
         if self._writer is not None:
             self._end_file()
 
-    def abandon(self) -> None:
-        """Close the file after an error."""
+    def detach(self) -> None:
+        """Close an incomplete file as it is."""
         if self._file is not None:
             self._file.close()
 
 
-def _stored_as(column: ArrowColumn) -> Iterator[str]:
-    """Yield Parquet's names for its values in the tables."""
+def _paths_of(column: ArrowColumn) -> Iterator[str]:
+    """Yield the paths of a column in the Parquet schemas."""
     names = {"observations": ("observation", "final_observation"), "actions": ("action",), "rewards": ("reward",)}
     for name in names.get(str(column.path[0]), (str(column.path[0]),)):
         parts = [name, *map(str, column.path[1:]), *["list", "element"] * bool(column.kind == NUMBER and column.shape)]
@@ -161,9 +162,9 @@ def _stored_as(column: ArrowColumn) -> Iterator[str]:
 
 
 _FOLDERS = ("steps", "episodes")
-_MOST_SAID = 64 << 20  # bytes of a text in the metadata
-# The type of a column, None where the table has nothing of it, and what makes rows of an array and their number.
-_Read = tuple[pa.DataType | None, Callable[[Any, int], Any]]
+_MOST_TEXT = 64 << 20  # bytes of a text in the metadata
+# The type of a column, None if the table lacks it, and a function (array or None, number of rows) that decodes rows.
+_ColumnReader = tuple[pa.DataType | None, Callable[[Any, int], Any]]
 
 
 class ParquetImporter:
@@ -177,34 +178,34 @@ class ParquetImporter:
     def read(self, path: FilePath) -> Imported:
         steps, episodes = (Table(path / folder, _files_in(path / folder)) for folder in _FOLDERS)
         with located(episodes.path):
-            about = _said(episodes, KEY)
+            about = _metadata(episodes, KEY)
             schema, (observations, actions, _) = first_writer(about)
             columns = {
-                column.path: column for column in map(ArrowColumn.from_json, json_of(_said(episodes, COLUMNS_KEY)))
+                column.path: column for column in map(ArrowColumn.from_json, json_of(_metadata(episodes, COLUMNS_KEY)))
             }
-            lists = sum(column.list_bytes for column in columns.values())
-            rows = _rows_of(steps, _of_steps(columns, observations, actions), lists)
-            ends = _rows_of(episodes, _of_episodes(columns, observations), lists)
-        return imported("Parquet", _episodes(steps, rows, ends), schema, about, steps=steps.rows)
+            list_bytes = sum(column.list_bytes for column in columns.values())
+            step_rows = _rows_of(steps, _step_readers(columns, observations, actions), list_bytes)
+            episode_rows = _rows_of(episodes, _episode_readers(columns, observations), list_bytes)
+        return imported("Parquet", _episodes(steps, step_rows, episode_rows), schema, about, steps=steps.rows)
 
 
 def _files_in(folder: FilePath) -> list[FilePath]:
     return sorted(file for file in folder.glob("*.parquet") if file.is_file()) if folder.is_dir() else []
 
 
-def _said(table: Table, key: str) -> str:
+def _metadata(table: Table, key: str) -> str:
     """Return a text in the metadata of the files. Raises UnreadableRecording, ValueError."""
     text = (table.schema.metadata or {}).get(key.encode(), b"")
-    if not 0 < len(text) <= _MOST_SAID:
+    if not 0 < len(text) <= _MOST_TEXT:
         raise table.fault(f"no {key} in its metadata; only exports of gym-trace can be imported")
     return str(text, "utf-8")
 
 
-# -- what is read of the tables ---------------------------------------------------------------------------------------
+# -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _of_steps(columns: dict[Path, ArrowColumn], observations: Layout, actions: Layout) -> dict[str, _Read]:
-    found = {
+def _step_readers(columns: dict[Path, ArrowColumn], observations: Layout, actions: Layout) -> dict[str, _ColumnReader]:
+    readers = {
         "episode": (pa.int64(), _numbers),
         "observation": _tree(columns, observations, "observations"),
         "action": _tree(columns, actions, "actions"),
@@ -213,15 +214,16 @@ def _of_steps(columns: dict[Path, ArrowColumn], observations: Layout, actions: L
         "truncated": (pa.bool_(), _numbers),
     }
     if ("infos",) in columns:
-        found["info"] = _tree(columns, Leaf(("infos",), None, ()), "infos")
-    notes = {str(path[1]): column for path, column in columns.items() if path[0] == "annotations" and column.is_stored}
-    if notes:
-        kind = pa.struct([column.field(name) for name, column in sorted(notes.items())])
-        found["annotations"] = kind, partial(_annotations, notes)
-    return found
+        readers["info"] = _tree(columns, Leaf(("infos",), None, ()), "infos")
+    annotations = {str(path[1]): column for path, column in columns.items() if path[0] == "annotations"}
+    annotations = {name: column for name, column in annotations.items() if column.is_stored}
+    if annotations:
+        kind = pa.struct([column.field(name) for name, column in sorted(annotations.items())])
+        readers["annotations"] = kind, partial(_annotations, annotations)
+    return readers
 
 
-def _of_episodes(columns: dict[Path, ArrowColumn], observations: Layout) -> dict[str, _Read]:
+def _episode_readers(columns: dict[Path, ArrowColumn], observations: Layout) -> dict[str, _ColumnReader]:
     return {
         "episode": (pa.int64(), _numbers),
         "steps": (pa.int64(), _numbers),
@@ -230,9 +232,9 @@ def _of_episodes(columns: dict[Path, ArrowColumn], observations: Layout) -> dict
     }
 
 
-def _tree(columns: dict[Path, ArrowColumn], layout: Layout, root: str) -> _Read:
-    found = table_column(root, layout, columns, (root,))
-    kind = None if found is None else found[0].type
+def _tree(columns: dict[Path, ArrowColumn], layout: Layout, root: str) -> _ColumnReader:
+    column = table_column(root, layout, columns, (root,))
+    kind = None if column is None else column[0].type
     return kind, lambda array, count: tree_rows(layout, columns, array, count, (root,))
 
 
@@ -240,29 +242,29 @@ def _numbers(array: pa.Array, count: int) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _annotations(notes: dict[str, ArrowColumn], array: pa.Array, count: int) -> dict[str, Any]:
-    return {name: decoded(column, array.field(name)) for name, column in notes.items()}
+def _annotations(columns: dict[str, ArrowColumn], array: pa.Array, count: int) -> dict[str, Any]:
+    return {name: decoded(column, array.field(name)) for name, column in columns.items()}
 
 
-def _rows_of(table: Table, columns: dict[str, _Read], list_bytes: int) -> RowQueue:
-    """Return the rows of a table, decoded. list_bytes: of a row in columns whose types do not say how many.
+def _rows_of(table: Table, readers: dict[str, _ColumnReader], list_bytes: int) -> RowQueue:
+    """Return the decoded rows of a table. list_bytes: bytes per row of the columns whose type has no size.
 
-    Raises UnreadableRecording if the table has not these columns.
+    Raises UnreadableRecording if the columns of the table differ.
     """
-    for name, (kind, _) in columns.items():
-        places = table.schema.get_all_field_indices(name)
-        if [table.schema.field(place).type for place in places] != ([] if kind is None else [kind]):
+    for name, (kind, _) in readers.items():
+        indices = table.schema.get_all_field_indices(name)
+        if [table.schema.field(index).type for index in indices] != ([] if kind is None else [kind]):
             raise table.fault(f"{name} contradicts its metadata")
-    return RowQueue(_decoded(table, columns, list_bytes))
+    return RowQueue(_decoded(table, readers, list_bytes))
 
 
-def _decoded(table: Table, columns: dict[str, _Read], list_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    there = [name for name, (kind, _) in columns.items() if kind is not None]
-    for batch in table.batches(there, table.row_bytes(there) + list_bytes):
+def _decoded(table: Table, readers: dict[str, _ColumnReader], list_bytes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    present = [name for name, (kind, _) in readers.items() if kind is not None]
+    for batch in table.batches(present, table.row_bytes(present) + list_bytes):
         with located(table.path):
             rows = {
                 name: decode(None if kind is None else batch.column(name), batch.num_rows)
-                for name, (kind, decode) in columns.items()
+                for name, (kind, decode) in readers.items()
             }
         yield batch.num_rows, rows
 
@@ -275,7 +277,7 @@ def _episodes(table: Table, steps: RowQueue, episodes: RowQueue) -> Iterator[New
         _, row = episodes.take(1)
         number, count = int(row["episode"][0]), int(row["steps"][0])
         if not 0 <= count <= table.rows:
-            raise table.fault(f"has {table.rows} steps, and episode {number} {count}")
+            raise table.fault(f"episode {number} declares {count} steps, but the table has {table.rows}")
         yield NewEpisode(count, _parts(table, steps, number, count, row["final_observation"]), identity=row[KEY][0])
     if not steps.is_over():
         raise table.fault("steps without an episode")
@@ -309,23 +311,20 @@ def _steps_of(table: Table, steps: RowQueue, number: int, left: int) -> Iterator
 
 
 def decoded(column: ArrowColumn, array: pa.Array) -> Any:
-    """Return the rows of a column: an array, or a list of values of any type.
-
-    Raises UnreadableRecording, ValueError.
-    """
+    """Return the rows of a column: an array, or a list of any values. Raises UnreadableRecording, ValueError."""
     if column.kind == NUMBER:
         rows = _number_rows(column, array)
         if not array.null_count:
             return rows
-        given = rows.tolist() if column.is_python else list(rows)
-        return [value if there else None for value, there in zip(given, array.is_valid().to_pylist())]
+        values = rows.tolist() if column.is_python else list(rows)
+        return [value if is_valid else None for value, is_valid in zip(values, array.is_valid().to_pylist())]
     if not isinstance(array, pa.DictionaryArray):
         array = array.dictionary_encode()
     indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    used, places = np.unique(indices, return_inverse=True)
+    used, inverse = np.unique(indices, return_inverse=True)
     texts = array.dictionary.take(pa.array(used[used >= 0])).to_pylist()
     values = [*[None] * bool(len(used) and used[0] < 0), *(texts if column.kind == TEXT else map(Values().of, texts))]
-    return [values[place] for place in places.tolist()]
+    return [values[i] for i in inverse.tolist()]
 
 
 def _number_rows(column: ArrowColumn, array: pa.Array) -> Array:
@@ -333,7 +332,7 @@ def _number_rows(column: ArrowColumn, array: pa.Array) -> Array:
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     if pa.types.is_list(storage.type):
         if pc.any(pc.not_equal(pc.list_value_length(storage), column.size)).as_py():
-            raise ValueError(f"a list has not {column.size} elements")
+            raise ValueError(f"a list does not have {column.size} elements")
         rows = np.zeros((len(array), *column.shape), column.dtype)
         rows[storage.is_valid()] = storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *column.shape)
         return rows
@@ -348,10 +347,7 @@ def _number_rows(column: ArrowColumn, array: pa.Array) -> Array:
 
 
 def tree_rows(layout: Layout, columns: Mapping[Path, ArrowColumn], array: Any, count: int, root: Path) -> Any:
-    """Return the rows that table_column() encoded. array: None if it returned None.
-
-    Raises UnreadableRecording, LookupError.
-    """
+    """Decode the rows of table_column(). array: None if it returned None. Raises UnreadableRecording, LookupError."""
     if root in columns:
         column = columns[root]
         return np.empty((count, *column.shape), column.dtype) if array is None else decoded(column, array)
@@ -359,6 +355,6 @@ def tree_rows(layout: Layout, columns: Mapping[Path, ArrowColumn], array: Any, c
         raise LookupError(f"{root} has no column")
     rows = []
     for name, key, child in parts_of(layout):
-        is_there = table_column(name, child, columns, (*root, key)) is not None
-        rows.append(tree_rows(child, columns, array.field(name) if is_there else None, count, (*root, key)))
+        has_column = table_column(name, child, columns, (*root, key)) is not None
+        rows.append(tree_rows(child, columns, array.field(name) if has_column else None, count, (*root, key)))
     return tuple(rows) if layout.keys is None else dict(zip(layout.keys, rows))

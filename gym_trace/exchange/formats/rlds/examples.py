@@ -1,6 +1,6 @@
-"""TFRecord files of tf.train.Example, without TensorFlow: each example is a map of names to lists.
+"""Read and write TFRecord files of tf.train.Example, without TensorFlow. An example is a map of names to lists.
 
-A list has bytes, float32 or int64. An example is read and written as a whole, so its size is limited.
+A list has values of bytes, float32 or int64. An example is read and written as a whole, so its size is limited.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LISTS = {"bytes_list": "BytesList", "float_list": "FloatList", "int64_list": "I
 
 
 class MalformedExample(ValueError):
-    """Invalid bytes of a tf.train.Example, or another one than was declared."""
+    """Invalid bytes of a tf.train.Example, or an example that contradicts features.json."""
 
 
 def _example_class() -> Any:
-    """Return the class of tf.train.Example, from the few lines of example.proto and feature.proto.
+    """Return the class of tf.train.Example, defined as in example.proto and feature.proto.
 
-    The value of FloatList is declared as bytes: encoded as packed floats are, and without Python's floats, which change
-    the bits of some NaNs.
+    But the value of FloatList is declared as bytes. They are encoded like packed floats, and not converted to Python's
+    floats, which would change the bits of some NaNs.
     """
     kind = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tf", syntax="proto3")
@@ -66,20 +66,20 @@ _Example = _example_class()
 
 
 class ExampleWriter:
-    """The lists of one example; then of the next one."""
+    """Collects the lists of an example; finish() writes it and starts the next one."""
 
     def __init__(self) -> None:
         self._example, self._bytes = _Example(), 0
 
     def bytes_of(self, name: str, rows: Iterable[bytes]) -> None:
-        """Append values of any length. Raises InvalidOption, as all of these, if the example becomes too large."""
+        """Append values of bytes. Raises InvalidOption, as all methods, if the example becomes too large."""
         values = self._list(name, "bytes_list").value
         for row in rows:
             self._count(len(row))
             values.append(row)
 
     def raw(self, name: str, rows: Array) -> None:
-        """Append the bytes of each row of a numerical array as a value."""
+        """Append one value per row of a numeric array: its bytes."""
         self.bytes_of(name, (row.tobytes() for row in rows))
 
     def floats(self, name: str, rows: Array) -> None:
@@ -93,7 +93,7 @@ class ExampleWriter:
         self._list(name, "int64_list").value.extend(rows.ravel().astype(np.int64).tolist())
 
     def finish(self, records: RecordWriter) -> None:
-        """Write the example as one record, and begin the next one. Raises OSError, InvalidOption."""
+        """Write the example as one record, and start the next one. Raises OSError, InvalidOption."""
         self._bytes = 0
         data = self._example.SerializeToString(deterministic=True)
         self._count(len(data))
@@ -113,10 +113,10 @@ class ExampleWriter:
 
 
 class RecordWriter:
-    """A TFRecord file: records, each with its length and the checksums of both.
+    """Writes a TFRecord file. Each record has a length and checksums.
 
     Attributes:
-        records, bytes: how many there are, and how much they take without their frames.
+        records, bytes: number of records, and their bytes without lengths and checksums.
     """
 
     def __init__(self, path: Path):
@@ -135,7 +135,7 @@ class RecordWriter:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C, masked as TFRecord does, which keeps checksums of data with checksums in it strong."""
+    """Return the CRC-32C, masked as in TFRecord: a CRC of data that contains its own CRC would be weak."""
     checksum: int = google_crc32c.value(data)
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return ((rotated + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
@@ -145,7 +145,7 @@ class FeatureList(NamedTuple):
     """One list of an example.
 
     kind: "bytes_list", "float_list" or "int64_list"; "" for an empty list, whose kind is unknown.
-    values: bytes of float32, or a sequence of bytes or integers.
+    values: a sequence of bytes or integers; for float32, their bytes.
     """
 
     kind: str
@@ -154,22 +154,24 @@ class FeatureList(NamedTuple):
 
 def records_in(file: IO[bytes], size: int) -> Iterator[bytes]:
     """Yield the records of a TFRecord file of `size` bytes. Raises MalformedExample."""
-    at = 0
-    while at < size:
-        head = file.read(12)
-        length = int.from_bytes(head[:8], "little")
-        if len(head) < 12 or head[8:] != _checksum(head[:8]):
-            raise MalformedExample(f"no record at byte {at}: the checksum of its length differs")
-        end = at + 12 + length + 4
+    begin = 0
+    while begin < size:
+        header = file.read(12)
+        length = int.from_bytes(header[:8], "little")
+        if len(header) < 12 or header[8:] != _checksum(header[:8]):
+            raise MalformedExample(f"no record at byte {begin}: the checksum of its length differs")
+        end = begin + 12 + length + 4
         if end > size:
-            raise MalformedExample(f"the record at byte {at} goes up to byte {end}, the file ends at {size}")
+            raise MalformedExample(f"the record at byte {begin} goes up to byte {end}, the file ends at {size}")
         if length > LARGEST:
-            raise MalformedExample(f"the record at byte {at} has {length:,} bytes, more than the limit of {LARGEST:,}")
+            raise MalformedExample(
+                f"the record at byte {begin} has {length:,} bytes, more than the limit of {LARGEST:,}"
+            )
         data = file.read(length)
         if file.read(4) != _checksum(data):
-            raise MalformedExample(f"the record at byte {at} is damaged: its checksum differs")
+            raise MalformedExample(f"the record at byte {begin} is damaged: its checksum differs")
         yield data
-        at = end
+        begin = end
 
 
 def lists_in(record: bytes) -> dict[str, FeatureList]:
@@ -188,54 +190,54 @@ def lists_in(record: bytes) -> dict[str, FeatureList]:
 
 
 class ListReader:
-    """Reads a list from its beginning to its end."""
+    """Reads a list in order."""
 
-    def __init__(self, found: FeatureList):
-        self._list, self._at = found, 0
+    def __init__(self, values: FeatureList):
+        self._list, self._position = values, 0
 
     def floats(self, count: int) -> Array:
-        """Read the next `count`, (count,) float32. Raises MalformedExample, as all of these."""
+        """Read the next values, (count,) float32. Raises MalformedExample, as all methods."""
         return np.frombuffer(self._next("float_list", count, 4), "<f4")
 
     def integers(self, count: int) -> Array:
-        """Read the next `count`, (count,) int64."""
+        """Read the next values, (count,) int64."""
         return np.array(self._next("int64_list", count), np.int64)
 
     def values(self, count: int) -> list[bytes]:
-        """Read the next `count` values."""
+        """Read the next values of bytes."""
         return list(self._next("bytes_list", count))
 
     def raw(self, count: int, size: int) -> bytes:
-        """Read the next `count` values, of `size` bytes each, joined."""
+        """Read and join the next values, of `size` bytes each."""
         values = self.values(count)
         if any(len(value) != size for value in values):
             raise MalformedExample(f"not all values have {size} bytes")
         return b"".join(values)
 
     def inflated(self, count: int, size: int) -> bytes:
-        """Read the next `count` values, each decompressed with zlib to `size` bytes, joined."""
-        found = []
+        """Read the next values, decompress each with zlib to `size` bytes, and join them."""
+        inflated = []
         for value in self.values(count):
             try:
-                found.append(zlib.decompressobj().decompress(value, size + 1))
+                inflated.append(zlib.decompressobj().decompress(value, size + 1))
             except zlib.error as error:
                 raise MalformedExample(f"value unreadable by zlib: {error}") from error
-            if len(found[-1]) != size:
+            if len(inflated[-1]) != size:
                 raise MalformedExample(f"value without {size} bytes")
-        return b"".join(found)
+        return b"".join(inflated)
 
     def _next(self, kind: str, count: int, size: int = 1) -> Any:
-        """Return the next `count` elements, each of which is `size` items of the list."""
+        """Return the next `count` values, each of `size` items of the list."""
         if self._list.kind not in (kind, ""):
             raise MalformedExample(f"{self._list.kind} instead of {kind}")
-        begin, self._at = self._at, self._at + count * size
-        if self._at > len(self._list.values):
+        begin, self._position = self._position, self._position + count * size
+        if self._position > len(self._list.values):
             raise MalformedExample("fewer rows than steps")
-        return self._list.values[begin : self._at]
+        return self._list.values[begin : self._position]
 
 
-def count_of(found: FeatureList, size: int = 1) -> int:
-    """Count the rows of a list; for numbers, rows of `size`."""
-    if found.kind == "bytes_list":
-        return len(found.values)
-    return len(found.values) // ((4 if found.kind == "float_list" else 1) * max(size, 1))
+def count_of(values: FeatureList, size: int = 1) -> int:
+    """Count the rows of a list. size: numbers per row."""
+    if values.kind == "bytes_list":
+        return len(values.values)
+    return len(values.values) // ((4 if values.kind == "float_list" else 1) * max(size, 1))

@@ -1,4 +1,4 @@
-"""A trace as RLDS: a directory of TensorFlow Datasets, whose examples are episodes and have a dataset of steps."""
+"""Export to RLDS: a directory of TensorFlow Datasets, whose examples are episodes and have a dataset of steps."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from gym_trace.exchange.formats.steps.windows import Window
 
 IMAGES = ("png", "raw")
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_SHARD = 256 << 20  # bytes
+_SHARD_BYTES = 256 << 20  # approximate size of a shard
 _BOOL, _FLOAT, _INTEGER = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
 _MARKS = {name: Feature("tensor", _BOOL) for name in ("is_first", "is_last", "is_terminal")}
 _FLAGS = {
-    "terminated": Feature("tensor", _BOOL, doc="as the environment said"),
-    "truncated": Feature("tensor", _BOOL, doc="as the environment said"),
+    "terminated": Feature("tensor", _BOOL, doc="flag of the environment"),
+    "truncated": Feature("tensor", _BOOL, doc="flag of the environment"),
 }
 _EPISODE: Features = {
-    KEY: Feature("text", doc="JSON: what gym-trace knows of the episode"),
+    KEY: Feature("text", doc="JSON: metadata from which gym-trace restores the episode"),
     "episode_id": Feature("tensor", _INTEGER),
-    "first_step": Feature("tensor", _INTEGER, doc="more than 0 where earlier steps were not kept"),
-    "lane": Feature("tensor", _INTEGER, doc="of a vector environment"),
+    "first_step": Feature("tensor", _INTEGER, doc="more than 0 if earlier steps are missing"),
+    "lane": Feature("tensor", _INTEGER, doc="index in a vector environment"),
     "outcome": Feature("text", doc="terminated, truncated, cut, closed or lost"),
-    "seed": Feature("tensor", _INTEGER, doc="-1: none, or one of more than 63 bits, which the JSON has"),
+    "seed": Feature("tensor", _INTEGER, doc="-1: no seed, or one of more than 63 bits, which is in the JSON"),
     "writer": Feature("text"),
 }
 
@@ -51,7 +51,7 @@ _EPISODE: Features = {
 class RldsExporter:
     """RLDS, a directory that tensorflow_datasets.builder_from_directory() opens.
 
-    images: "png", or "raw" for their bytes, which are faster to decode and many times as large.
+    images: "png", or "raw": bytes, which are faster to decode and many times as large.
     """
 
     name: ClassVar[str] = "rlds"
@@ -65,7 +65,7 @@ class RldsExporter:
 
     def plan(self, source: ExportSource) -> ExportPlan:
         """Plan the export. Only mixed dtypes are lost."""
-        columns = _Columns(source, self.images)
+        columns = _StepColumns(source, self.images)
         longest = int(source.episodes["steps"].max()) + 1
         if (size := columns.row_size * longest) > LARGEST:
             raise InvalidOption(
@@ -77,8 +77,8 @@ class RldsExporter:
         return ExportPlan(list(losses(source, "dtype")), write, partial(_how_to_load, splits))
 
 
-def _write(source: ExportSource, columns: _Columns, splits: dict[str, _Split], target: Target) -> None:
-    """Write the records of each split into shards, then the files that describe them."""
+def _write(source: ExportSource, columns: _StepColumns, splits: dict[str, _Split], target: Target) -> None:
+    """Write the records of each split into shards, then the metadata."""
     directory, name = target.staged, _dataset_name(source)
     example = ExampleWriter()
     try:
@@ -90,7 +90,7 @@ def _write(source: ExportSource, columns: _Columns, splits: dict[str, _Split], t
                 split = splits.setdefault(key, _Split(directory, name, key))
                 example.finish(split.shard())
         for split in splits.values():
-            split.end()
+            split.rename_shards()
     finally:
         for split in splits.values():
             split.close()
@@ -102,16 +102,16 @@ def _write(source: ExportSource, columns: _Columns, splits: dict[str, _Split], t
 
 def _how_to_load(splits: dict[str, _Split], path: Path) -> str:
     first = next(iter(splits.values()))
-    opened = f'import tensorflow_datasets as tfds; data = tfds.builder_from_directory("{path}").as_dataset'
+    as_dataset = f'import tensorflow_datasets as tfds; data = tfds.builder_from_directory("{path}").as_dataset'
     in_order = ", read_config=tfds.ReadConfig(interleave_cycle_length=1)" if len(first.lengths) > 1 else ""
-    return f'{opened}(split="{first.name}"{in_order})'
+    return f'{as_dataset}(split="{first.name}"{in_order})'
 
 
-class _Columns:
-    """The features of steps, and the rows of a window in the lists of an example.
+class _StepColumns:
+    """The features of steps; adds the rows of windows to an example.
 
-    RLDS has one observation per step and one step more than actions: the last has what the last action led to,
-    and an action, reward and discount that mean nothing and are 0 here.
+    RLDS has one observation per step, and one more step than actions. The last step has the final observation; its
+    action, reward and discount have no meaning and are 0 here.
     """
 
     def __init__(self, source: ExportSource, images: str):
@@ -126,18 +126,19 @@ class _Columns:
             "tensor", _FLOAT, doc="as annotated, or 0 if the action led to a terminal state"
         )
         if ("infos",) in source.forms:
-            self.features["info"] = Feature("text", doc="JSON: what the action was answered with")
-        notes = sorted(str(path[1]) for path in source.forms if path[0] == "annotations")
-        if notes:
+            self.features["info"] = Feature("text", doc="JSON: the info that the step returned")
+        annotations = sorted(str(path[1]) for path in source.forms if path[0] == "annotations")
+        if annotations:
             self.features["annotations"] = {
-                name_of(note): self._leaf(("annotations", note), f"steps/annotations/{name_of(note)}") for note in notes
+                name_of(name): self._leaf(("annotations", name), f"steps/annotations/{name_of(name)}")
+                for name in annotations
             }
 
     @property
     def row_size(self) -> int:
-        """Bytes of a step, without what is of any size."""
-        whole = (leaf for _, leaf in self._leaves.values() if leaf.kind == "tensor")
-        return sum(leaf.numbers * leaf.dtype.itemsize for leaf in whole)
+        """Return the bytes of a step, without columns whose rows differ in size."""
+        tensors = (leaf for _, leaf in self._leaves.values() if leaf.kind == "tensor")
+        return sum(leaf.numbers * leaf.dtype.itemsize for leaf in tensors)
 
     def _tree(self, layout: Layout, name: str) -> Features | Feature | None:
         if isinstance(layout, Leaf):
@@ -172,11 +173,11 @@ class _Columns:
                 self._rows(example, path, rows, closes)
         if "info" in self.features:
             infos = columns.get(("infos",), [None] * count)
-            told = (b"" if info is None else json_text(tagged(info)).encode() for info in infos)
-            example.bytes_of("steps/info", (*told, *[b""] * closes))
-        self._flags(example, window)
+            texts = (b"" if info is None else json_text(tagged(info)).encode() for info in infos)
+            example.bytes_of("steps/info", (*texts, *[b""] * closes))
+        self._add_flags(example, window)
 
-    def _flags(self, example: ExampleWriter, window: Window) -> None:
+    def _add_flags(self, example: ExampleWriter, window: Window) -> None:
         terminations, _ = flags(window)
         is_terminal = bool(terminations.any())
         marks = np.zeros((3, window.steps + window.opens), np.bool_)
@@ -186,15 +187,15 @@ class _Columns:
             marks[1:, -1] = True, is_terminal
         for name, mark in zip(_MARKS, marks):
             example.integers(f"steps/{name}", mark)
-        nothing = np.zeros(int(window.closes), np.bool_)
-        for name, rows in zip(_FLAGS, ("terminations", "truncations")):
-            example.integers(f"steps/{name}", np.append(window.columns[(rows,)], nothing))
+        padding = np.zeros(int(window.closes), np.bool_)
+        for name, column in zip(_FLAGS, ("terminations", "truncations")):
+            example.integers(f"steps/{name}", np.append(window.columns[(column,)], padding))
         discounts = np.ones(window.steps + window.closes, np.float32)
         discounts[window.steps :] = 0
         discounts[window.steps - is_terminal : window.steps] = 0
-        for step, given in enumerate(window.columns.get(("annotations", "discount"), ())):
-            if isinstance(given, int | float | np.number):
-                discounts[step] = given
+        for step, annotated in enumerate(window.columns.get(("annotations", "discount"), ())):
+            if isinstance(annotated, int | float | np.number):
+                discounts[step] = annotated
         example.floats("steps/discount", discounts)
 
     def _rows(self, example: ExampleWriter, path: LeafPath, rows: Array, last: bool) -> None:
@@ -228,7 +229,7 @@ def _add_metadata(example: ExampleWriter, window: Window, source: ExportSource) 
 
 
 class _Split:
-    """The shards of a split, which can only be named when there are all of them."""
+    """The shards of a split. Their names have the number of shards, so they get them at the end."""
 
     def __init__(self, directory: Path, dataset: str, name: str):
         self.name, self.lengths, self.bytes = name, list[int](), 0
@@ -236,7 +237,7 @@ class _Split:
         self._shard: RecordWriter | None = None
 
     def shard(self) -> RecordWriter:
-        if self._shard is not None and self._shard.bytes >= _SHARD:
+        if self._shard is not None and self._shard.bytes >= _SHARD_BYTES:
             self.close()
         if self._shard is None:
             self._shard = RecordWriter(self._part(len(self.lengths)))
@@ -249,8 +250,8 @@ class _Split:
             self.bytes += shard.bytes
             shard.close()
 
-    def end(self) -> None:
-        """Gives the shards their names."""
+    def rename_shards(self) -> None:
+        """Close the last shard, and give all of them their names."""
         self.close()
         count = len(self.lengths)
         for number in range(count):
@@ -282,6 +283,6 @@ def _dataset_info(source: ExportSource, name: str, splits: Iterable[_Split]) -> 
 
 
 def _dataset_name(source: ExportSource) -> str:
-    """Return the name of the environment in letters, digits and underscores."""
+    """Return the id of the environment in letters, digits and underscores."""
     name = re.sub(r"\W+", "_", str(source.environment.get("id") or ""), flags=re.ASCII).strip("_").lower()
     return name if re.match("[a-z]", name) else "gym_trace"

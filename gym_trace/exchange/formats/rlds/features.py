@@ -1,4 +1,4 @@
-"""Features of TensorFlow Datasets: features.json, in which list of an example each lies, and the rows that it has."""
+"""Features of TensorFlow Datasets: features.json, and the rows of a feature in an example."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ _CLASSES = {
     "sequence": _CORE + "dataset_feature.Dataset",
 }
 _NUMBERS = {np.dtype(letter).name: np.dtype(letter).newbyteorder("<") for letter in "?bhilqBHILQefdFD"}
-_AS_LISTS = (np.dtype(np.float32), np.dtype(np.bool_), np.dtype(np.uint32))  # TensorFlow cannot decode uint32 of bytes
+# Dtypes stored as lists of numbers, others as bytes. uint32 would be smaller as bytes, but TensorFlow cannot decode it.
+_LIST_DTYPES = (np.dtype(np.float32), np.dtype(np.bool_), np.dtype(np.uint32))
 _MOST_FEATURES = 1 << 12
 _DEEPEST = 32
-_OCTETS = np.dtype(np.uint8)
-_LARGEST = 1 << 28  # bytes of a row
+_UINT8 = np.dtype(np.uint8)
+_LARGEST_ROW = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One list of an example.
+    """A feature, which is one list of an example.
 
     Attributes:
         kind: "tensor", "text", "image" or "label".
         dtype, shape: of a row; None in a shape stands for any size. Text has neither.
-        encoding: "none", "bytes" or "zlib" of tensors; "png", "jpeg" or "" of images.
+        encoding: "none", "bytes" or "zlib" for tensors; "png", "jpeg" or "" for images.
         classes: number of classes of a label; 0: not a label, or unknown.
-        doc: its description.
+        doc: description in features.json.
     """
 
     kind: str
-    dtype: np.dtype[Any] = _OCTETS
+    dtype: np.dtype[Any] = _UINT8
     shape: tuple[int | None, ...] = ()
     encoding: str = "none"
     classes: int = 0
@@ -54,12 +55,12 @@ class Feature:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape of a row; 0 in it stands for any size, too."""
+        """Return the shape of a row; any size is 0."""
         return tuple(size or 0 for size in self.shape)
 
     @property
     def numbers(self) -> int:
-        """Numbers per row; 0 if that differs from row to row."""
+        """Return the numbers per row; 0 if rows differ in size."""
         return math.prod(self.sizes)
 
 
@@ -67,18 +68,18 @@ Features = dict[str, "Feature | Features"]
 
 
 def tensor(dtype: np.dtype[Any], shape: tuple[int, ...], doc: str = "") -> Feature | None:
-    """Return a tensor that keeps every bit, None if TensorFlow has no such dtype."""
+    """Return a tensor that stores every bit; None if TensorFlow lacks the dtype."""
     if dtype.name not in _NUMBERS:
         return None
-    in_list = dtype in _AS_LISTS and math.prod(shape) > 0
+    in_list = dtype in _LIST_DTYPES and math.prod(shape) > 0
     return Feature("tensor", dtype, shape, "none" if in_list else "bytes", doc=doc)
 
 
-# -- written ----------------------------------------------------------------------------------------------------------
+# -- export -----------------------------------------------------------------------------------------------------------
 
 
 def features_json(features: Features, steps: str) -> str:
-    """The text of features.json. steps: the name of those that are a nested dataset."""
+    """Return the text of features.json. steps: the name of the features that are a nested dataset."""
     plain = _plain_dict(features)
     inner = plain["featuresDict"]["features"][steps]
     nested = {"pythonClassName": _CLASSES["sequence"], "sequence": {"feature": inner, "length": "-1"}}
@@ -103,44 +104,44 @@ def _plain(feature: Feature | Features) -> dict[str, Any]:
     return plain | ({"description": feature.doc} if feature.doc else {})
 
 
-# -- read -------------------------------------------------------------------------------------------------------------
+# -- import -----------------------------------------------------------------------------------------------------------
 
 
 def features_of(plain: Any) -> tuple[Features, dict[str, str]]:
-    """Read features.json, with the steps among it, and the names of unknown features.
+    """Read features.json. Return the features, and the class of each unknown one by its path with slashes.
 
-    The latter with the class that they are of, and with slashes. Raises MalformedExample.
+    Raises MalformedExample.
     """
     unknown: dict[str, str] = {}
-    features = _dict_of(plain, "", unknown, 0)
+    features = _feature_of(plain, "", unknown, 0)
     if not isinstance(features, dict):
         raise MalformedExample("features.json does not describe a dict of features")
     return features, unknown
 
 
-def _dict_of(plain: Any, path: str, unknown: dict[str, str], depth: int) -> Features | Feature | None:
+def _feature_of(plain: Any, path: str, unknown: dict[str, str], depth: int) -> Features | Feature | None:
     if not isinstance(plain, dict) or depth > _DEEPEST or len(unknown) > _MOST_FEATURES:
         raise MalformedExample("features.json is malformed")
     if "type" in plain and "content" in plain:
         raise MalformedExample("features.json: older than TensorFlow Datasets 4.5; save it with a newer version")
-    known = str(plain.get("pythonClassName", "")).rpartition(".")[2]
+    class_name = str(plain.get("pythonClassName", "")).rpartition(".")[2]
     content = {key: value for key, value in plain.items() if isinstance(value, dict)}
-    if known == "FeaturesDict":
+    if class_name == "FeaturesDict":
         members = _map(content.get("featuresDict", {}).get("features", {}))
-        found = {name: _dict_of(part, f"{path}/{name}", unknown, depth + 1) for name, part in members.items()}
-        return {name: feature for name, feature in found.items() if feature is not None}
-    if known == "Dataset" and depth == 1:
-        return _dict_of(content.get("sequence", {}).get("feature"), path, unknown, depth + 1)
-    if known in ("Tensor", "Scalar"):
+        features = {name: _feature_of(part, f"{path}/{name}", unknown, depth + 1) for name, part in members.items()}
+        return {name: feature for name, feature in features.items() if feature is not None}
+    if class_name == "Dataset" and depth == 1:
+        return _feature_of(content.get("sequence", {}).get("feature"), path, unknown, depth + 1)
+    if class_name in ("Tensor", "Scalar"):
         return _tensor_of(_map(content.get("tensor")), path)
-    if known == "Text":
+    if class_name == "Text":
         return Feature("text")
-    if known == "ClassLabel":
+    if class_name == "ClassLabel":
         count = str(_map(content.get("classLabel")).get("numClasses", 0))
         return Feature("label", np.dtype("<i8"), classes=int(count) if count.isdecimal() and len(count) < 10 else 0)
-    if known == "Image" and (image := _image_of(_map(content.get("image")))) is not None:
+    if class_name == "Image" and (image := _image_of(_map(content.get("image")))) is not None:
         return image
-    unknown[path.lstrip("/")] = known or "unknown"
+    unknown[path.lstrip("/")] = class_name or "unknown"
     return None
 
 
@@ -173,13 +174,13 @@ def _shape_of(content: dict[str, Any]) -> tuple[int | None, ...]:
         shape = tuple(None if int(size) < 0 else int(size) for size in sizes)
     except (TypeError, ValueError) as error:
         raise MalformedExample("features.json: invalid shape") from error
-    if len(shape) > _DEEPEST or math.prod(size or 1 for size in shape) * 16 > _LARGEST:
+    if len(shape) > _DEEPEST or math.prod(size or 1 for size in shape) * 16 > _LARGEST_ROW:
         raise MalformedExample("features.json: invalid shape")
     return shape
 
 
 def leaves_of(features: Features | Feature, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Feature]]:
-    """Each feature with the names that lead to it."""
+    """Yield each feature with its path."""
     if isinstance(features, Feature):
         yield path, features
     else:
@@ -188,23 +189,24 @@ def leaves_of(features: Features | Feature, path: tuple[str, ...] = ()) -> Itera
 
 
 def name_of(key: object) -> str:
-    """A key of a Dict space, or an index of a Tuple, as a feature is called: a slash would be a feature in it."""
+    """Return the name of a feature for a key of a Dict space, or an index of a Tuple; a slash would nest features."""
     return str(key).replace("%", "%25").replace("/", "%2F") if isinstance(key, str) else str(key)
 
 
 def key_of(name: str) -> str:
-    """Return the key from the result of name_of()."""
+    """Invert name_of() for keys."""
     return name.replace("%2F", "/").replace("%25", "%")
 
 
-_VALUE_BYTES = 1024  # assumed size of a row without a fixed size
-ReadRows = Callable[[int], Any]
+_VALUE_BYTES = 1024  # estimate for a row without a fixed size
+ReadRows = Callable[[int], Any]  # (count)
 
 
 class StepColumns:
-    """The observations and actions of a record, read from its beginning to its end."""
+    """Reads the observations and actions of a record, in order. row_size: estimated bytes per step."""
 
     def __init__(self, layouts: Layouts, steps: Features, lists: dict[str, FeatureList], ours: bool):
+        """ours: True if gym-trace exported the dataset."""
         self.row_size = 1
         self._ours, self._lists = ours, lists
         self._readers: dict[tuple[str | int, ...], tuple[ReadRows, Feature]] = {}
@@ -217,13 +219,13 @@ class StepColumns:
             if not isinstance(feature, Feature) or name not in self._lists:
                 raise MalformedExample(f"{name}: missing")
             self._readers[layout.path] = reader_of(ListReader(self._lists[name]), feature, self._ours), feature
-            fixed = feature.kind == "tensor" or feature.kind == "image"
-            self.row_size += (feature.numbers * feature.dtype.itemsize if fixed else 0) or _VALUE_BYTES
+            size = feature.numbers * feature.dtype.itemsize if feature.kind in ("tensor", "image") else 0
+            self.row_size += size or _VALUE_BYTES
             return
         parts = feature if isinstance(feature, dict) else {}
         for key, child in layout.parts():
-            called = name_of(key) if self._ours else str(key)
-            self._open(child, parts.get(called), f"{name}/{called}")
+            child_name = name_of(key) if self._ours else str(key)
+            self._open(child, parts.get(child_name), f"{name}/{child_name}")
 
     def observations(self, count: int) -> Any:
         """Read the next `count` rows. Raises MalformedExample."""
@@ -233,10 +235,11 @@ class StepColumns:
         """Read the next `count` rows. Raises MalformedExample."""
         return self._joined(self._layouts.actions, lambda read, _: read(count))
 
-    def unknown(self) -> Any:
-        """Return a placeholder for a missing observation."""
+    def placeholder(self) -> Any:
+        """Return one row that stands for an unknown observation."""
         return self._joined(
-            self._layouts.observations, lambda _, one: placeholder(None if one.kind == "text" else one.dtype, one.sizes)
+            self._layouts.observations,
+            lambda _, leaf: placeholder(None if leaf.kind == "text" else leaf.dtype, leaf.sizes),
         )
 
     def _joined(self, layout: Layout, rows: Callable[[ReadRows, Feature], Any]) -> Any:
@@ -244,7 +247,7 @@ class StepColumns:
 
 
 def reader_of(rows: ListReader, feature: Feature, ours: bool) -> ReadRows:
-    """Return a function that reads the next `count` rows: an array, or a list of values."""
+    """Return a function that reads the next `count` rows, as values_of() but texts as str, or their values if ours."""
 
     def read(count: int) -> Any:
         values = values_of(rows, feature, count)
@@ -270,8 +273,8 @@ def values_of(rows: ListReader, feature: Feature, count: int) -> Any:
         size = numbers * dtype.itemsize
         raw = (rows.raw if feature.encoding == "bytes" else rows.inflated)(count, size)
         return np.frombuffer(raw, dtype).reshape(count, *shape)
-    found = (rows.floats if dtype.kind == "f" else rows.integers)(count * numbers)
-    return found.astype(dtype, copy=False).reshape(count, *shape)
+    array = (rows.floats if dtype.kind == "f" else rows.integers)(count * numbers)
+    return array.astype(dtype, copy=False).reshape(count, *shape)
 
 
 def space_of(feature: Feature | Features) -> PlainSpace:

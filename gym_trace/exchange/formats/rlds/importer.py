@@ -1,4 +1,4 @@
-"""RLDS as a trace: directories of TensorFlow Datasets whose examples are episodes with a dataset of steps."""
+"""Import of RLDS: directories of TensorFlow Datasets, whose examples are episodes with a dataset of steps."""
 
 from __future__ import annotations
 
@@ -45,25 +45,24 @@ from gym_trace.printable import shown
 
 _KIND = "RLDS"
 _MARKS = ("is_first", "is_last", "is_terminal")
-_INSTEAD = {
+_IF_MISSING = {
     "rewards": "they are NaN",
     "is_last": "the last step of each episode is read as the final observation",
     "is_terminal": "no episode is terminated",
 }
-_MOST_JSON = 64 << 20
 _MOST_SHARDS = 1 << 20
-_MOST_ROWS, _MOST_PART = 1024, 4 << 20  # rows, and bytes, that are read at a time
-_LOOKED_AT = 32  # episodes that decide the meaning of last steps
+_MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # limits of the steps that are read at a time
+_INSPECTED_EPISODES = 32  # by last_step="auto"
 _LAST_STEPS = ("auto", "observation", "step")
 
 
 @dataclass(frozen=True)
 class RldsImporter:
-    """RLDS, a directory with features.json and dataset_info.json as TensorFlow Datasets writes them.
+    """RLDS, a directory of TensorFlow Datasets with features.json and dataset_info.json.
 
     last_step: meaning of the step with is_last. "observation": the final observation alone, as in RLDS. "step": a
-        full step, as in most robot datasets; its next observation is unknown. "auto": "step" if
-        most of the first episodes have an action or a reward there that is not 0.
+        full step, as in most robot datasets; its next observation is unknown. "auto": "step" if most of the first
+        episodes have an action or a reward there that is not 0.
     """
 
     name: ClassVar[str] = "rlds"
@@ -78,8 +77,8 @@ class RldsImporter:
         return (path / "features.json").is_file() and (path / "dataset_info.json").is_file()
 
     def read(self, path: Path) -> Imported:
-        """Raises UnreadableRecording."""
-        return _DataSet(path).imported(self.last_step)
+        """Read the dataset. Raises UnreadableRecording."""
+        return _RldsDirectory(path).imported(self.last_step)
 
 
 class _Split(NamedTuple):
@@ -88,15 +87,15 @@ class _Split(NamedTuple):
     episodes: int
 
 
-class _DataSet:
-    """The files that describe the records."""
+class _RldsDirectory:
+    """A dataset. info, features: dataset_info.json, and features.json without the steps. about: see ExportSource."""
 
     def __init__(self, path: Path):
         self.path = path
         self.info = read_json(path / "dataset_info.json")
-        plain = read_json(path / "features.json")
+        declared = read_json(path / "features.json")
         with _located(path / "features.json"):
-            self.features, unknown = features_of(plain)
+            self.features, unknown = features_of(declared)
         steps = self.features.pop("steps", None)
         if not isinstance(steps, dict):
             raise UnreadableRecording(f"{path / 'features.json'}: not RLDS: its examples have no steps")
@@ -110,23 +109,23 @@ class _DataSet:
         if len(set(shards)) < len(shards):
             raise UnreadableRecording(f"{path / 'dataset_info.json'}: several splits have the same shards")
 
-    def _split(self, plain: Any) -> _Split:
-        plain = plain if isinstance(plain, dict) else {}
-        name, dataset = str(plain.get("name", "")), str(self.info.get("name", ""))
-        lengths = _list(plain.get("shardLengths"))
+    def _split(self, declared: Any) -> _Split:
+        declared = declared if isinstance(declared, dict) else {}
+        name, dataset = str(declared.get("name", "")), str(self.info.get("name", ""))
+        lengths = _list(declared.get("shardLengths"))
         file_format = self.info.get("fileFormat", "tfrecord")
         if file_format != "tfrecord":
             advice = "convert it with tfds.core.DatasetBuilder, file_format='tfrecord'"
             raise UnreadableRecording(f"{self.path}: its files are {shown(file_format)}, not TFRecord; {advice}")
         if not re.fullmatch(r"[\w.-]+", name) or not re.fullmatch(r"\w+", dataset):
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: {name!r:.60}: invalid name of a split")
-        template = plain.get("filepathTemplate") or TEMPLATE
+        template = declared.get("filepathTemplate") or TEMPLATE
         names = _shard_names(template, dataset, name, len(lengths))
         if names is None:
             raise UnreadableRecording(f"{self.path / 'dataset_info.json'}: unsupported names of shards")
-        *_, following = _shard_names(template, dataset, name, len(lengths) + 1) or [""]
-        if following and (self.path / following).is_file():
-            self.warnings.append(f"{following} skipped: dataset_info.json does not list it; its writer was not closed")
+        *_, unlisted = _shard_names(template, dataset, name, len(lengths) + 1) or [""]
+        if unlisted and (self.path / unlisted).is_file():
+            self.warnings.append(f"{unlisted} skipped: dataset_info.json does not list it; its writer was not closed")
         counts = [int(text) for length in lengths if (text := str(length)).isdecimal() and len(text) < 16]
         return _Split(name, [self.path / name for name in names], sum(counts))
 
@@ -146,81 +145,80 @@ class _DataSet:
             schema = new_schema(_KIND, *spaces, {}, {"data_set": version}, split.name)
             reader = _EpisodeReader(self, layouts, last_step == "step")
             parts.append(imported(_KIND, reader.episodes(split), schema, facts=facts))
-        found = together(parts)
-        found.warnings = self.warnings
-        return found
+        content = together(parts)
+        content.warnings = self.warnings
+        return content
 
     def _last_step(self, layouts: Layouts) -> str:
-        """Find out what the last steps are, by the first episodes."""
-        given = [
-            *islice(chain.from_iterable(_EpisodeReader(self, layouts).last_ones(s) for s in self.splits), _LOOKED_AT)
-        ]
-        if 2 * sum(given) <= len(given):
+        """Return the meaning of last steps, by the first episodes: "observation" or "step"."""
+        by_split = (_EpisodeReader(self, layouts).have_full_last_steps(split) for split in self.splits)
+        are_full = list(islice(chain.from_iterable(by_split), _INSPECTED_EPISODES))
+        if 2 * sum(are_full) <= len(are_full):
             return "observation"
         self.warnings.append(
-            f"in {sum(given)} of the first {len(given)} episodes the last step has an action or a reward, as in most "
-            "robot data: it is read as a step with an unknown final observation. With last_step=observation it is the "
-            "final observation alone, as RLDS defines it"
+            f"in {sum(are_full)} of the first {len(are_full)} episodes the last step has an action or a reward, as in "
+            "most robot data: it is read as a step with an unknown final observation. With last_step=observation it "
+            "is the final observation alone, as RLDS defines it"
         )
         return "step"
 
 
 def _shard_names(template: Any, dataset: str, split: str, count: int) -> list[str] | None:
-    """Return the file names of a split, as ShardedFileTemplate of TFDS has them; None if they are not plain names."""
+    """Return the file names of a split, as from ShardedFileTemplate of TFDS; None if they are not plain names."""
     if count > _MOST_SHARDS or not isinstance(template, str):
         return None
-    of_all = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord", "NUM_SHARDS": f"{count:05}"}
+    common = {"DATASET": dataset, "SPLIT": split, "FILEFORMAT": "tfrecord", "NUM_SHARDS": f"{count:05}"}
     names = []
     for number in range(count):
-        known = {**of_all, "SHARD_INDEX": f"{number:05}", "SHARD_X_OF_Y": f"{number:05}-of-{count:05}"}
-        parts = re.split(r"\{(\w+)\}", template)  # every second one is a key
-        names.append("".join(known.get(part, "/") if place % 2 else part for place, part in enumerate(parts)))
+        fields = {**common, "SHARD_INDEX": f"{number:05}", "SHARD_X_OF_Y": f"{number:05}-of-{count:05}"}
+        parts = re.split(r"\{(\w+)\}", template)  # text and field names in turns
+        names.append("".join(fields.get(part, "/") if i % 2 else part for i, part in enumerate(parts)))
     if len(set(names)) < count or not all(re.fullmatch(r"[\w-][\w.-]*", name) for name in names):
         return None
     return names
 
 
 class _EpisodeReader:
-    def __init__(self, data: _DataSet, layouts: Layouts, last_is_step: bool = False):
-        """last_is_step: the step with is_last is an ordinary step."""
+    def __init__(self, data: _RldsDirectory, layouts: Layouts, last_is_step: bool = False):
+        """last_is_step: the step with is_last is a full step."""
         self._data, self._layouts, self._last_is_step = data, layouts, last_is_step
         self._ours = data.about is not None
         self._missing: set[str] = set()
-        self._unfinished = self._last_actions = self._episodes = self._empty = 0
-        known = (*_MARKS, "observation", "action", "reward")
-        beside = {
+        self._unfinished = self._full_last_steps = self._episodes = self._empty = 0
+        columns = (*_MARKS, "observation", "action", "reward")
+        others = {
             name: part
             for name, part in data.steps.items()
-            if (name == "annotations" if self._ours else name not in known)
+            if (name == "annotations" if self._ours else name not in columns)
         }
-        self._notes = {
+        self._annotations = {
             key_of(path[1]) if self._ours else ".".join(path): ("steps/" + "/".join(path), leaf)
-            for path, leaf in leaves_of(beside)
+            for path, leaf in leaves_of(others)
         }
 
-    def _warnings_at_end(self) -> Iterator[str]:
-        """Yield what the source lacks, and what a trace cannot store."""
+    def _final_warnings(self) -> Iterator[str]:
+        """Yield what the dataset lacks, and what a trace cannot store."""
         if self._ours:
             return
         for name in sorted(self._missing):
-            yield f"no {name}: {_INSTEAD[name]}"
+            yield f"no {name}: {_IF_MISSING[name]}"
         if self._empty:
             yield f"{self._empty} episodes without steps were skipped"
         if self._unfinished:
             yield f"{self._unfinished} episodes lack the observation after their last action"
-        if self._last_actions:
+        if self._full_last_steps:
             yield (
-                f"in {self._last_actions} of {self._episodes} episodes the last step has an action or a reward, "
-                "meaningless in RLDS and therefore skipped; last_step=step keeps them"
+                f"in {self._full_last_steps} of {self._episodes} episodes the last step has an action or a reward, "
+                "meaningless in RLDS and therefore skipped; last_step=step imports them"
             )
-        if self._notes and not self._last_is_step:
+        if self._annotations and not self._last_is_step:
             yield "values of last steps other than observations were skipped; other steps have them as annotations"
 
     def episodes(self, split: _Split) -> Iterator[NewEpisode]:
-        """Raises UnreadableRecording, also while the steps of an episode are read."""
-        found = 0
+        """Yield the episodes. Raises UnreadableRecording, also while the steps of an episode are read."""
+        records = 0
         for shard, lists in self._records(split):
-            found += 1
+            records += 1
             with _located(shard):
                 rows = self._rows_in(lists)
                 episode = self._episode(shard, lists, rows) if rows else None
@@ -228,12 +226,12 @@ class _EpisodeReader:
                 self._empty += 1
             else:
                 yield episode
-        if found != split.episodes:
-            counts = f"{found} episodes, but dataset_info.json declares {split.episodes}"
+        if records != split.episodes:
             raise UnreadableRecording(
-                f"{self._data.path}: the split {split.name} has {counts}; a file may be incomplete"
+                f"{self._data.path}: the split {split.name} has {records} episodes, but dataset_info.json declares "
+                f"{split.episodes}; a file may be incomplete"
             )
-        self._data.warnings += self._warnings_at_end()
+        self._data.warnings += self._final_warnings()
 
     def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, FeatureList]]]:
         for shard in split.shards:
@@ -241,23 +239,23 @@ class _EpisodeReader:
                 for record in records_in(file, shard.stat().st_size):
                     yield shard, lists_in(record)
 
-    def last_ones(self, split: _Split) -> Iterator[bool]:
-        """Return for each episode whether the step with is_last has an action or a reward."""
+    def have_full_last_steps(self, split: _Split) -> Iterator[bool]:
+        """Yield True for each episode whose step with is_last has an action or a reward; skip those without is_last."""
         for shard, lists in self._records(split):
             with _located(shard):
                 rows = self._rows_in(lists)
-                given = self._has_last_step(lists, rows) if rows and self._mark(lists, "is_last", rows) else None
-            if given is not None:
-                yield given
+                is_full = self._has_full_last_step(lists, rows) if rows and self._mark(lists, "is_last", rows) else None
+            if is_full is not None:
+                yield is_full
 
-    def _has_last_step(self, lists: dict[str, FeatureList], rows: int) -> bool:
-        actions, rewards = StepColumns(self._layouts, self._data.steps, lists, self._ours), self._rewards(lists)
+    def _has_full_last_step(self, lists: dict[str, FeatureList], rows: int) -> bool:
+        columns, rewards = StepColumns(self._layouts, self._data.steps, lists, self._ours), self._rewards(lists)
         for begin in range(0, rows - 1, _MOST_ROWS):
             count = min(_MOST_ROWS, rows - 1 - begin)
-            actions.actions(count)
+            columns.actions(count)
             if rewards is not None:
                 rewards(count)
-        return _is_something(actions.actions(1)) or (rewards is not None and _is_something(rewards(1)))
+        return _is_nonzero(columns.actions(1)) or (rewards is not None and _is_nonzero(rewards(1)))
 
     def _rewards(self, lists: dict[str, FeatureList]) -> ReadRows | None:
         """Return a function that reads the rewards; None if they are missing."""
@@ -269,109 +267,111 @@ class _EpisodeReader:
     def _episode(self, shard: Path, lists: dict[str, FeatureList], rows: int) -> NewEpisode:
         self._episodes += 1
         marks = {name: self._mark(lists, name, rows) for name in _MARKS}
-        is_over = marks["is_last"] is None or bool(marks["is_last"])
-        has_final = is_over and not self._last_is_step
-        self._unfinished += not is_over
+        has_ended = marks["is_last"] is None or bool(marks["is_last"])
+        has_final = has_ended and not self._last_is_step
+        self._unfinished += not has_ended
         steps = rows - has_final
-        known = self._metadata(lists)
+        metadata = self._metadata(lists)
         columns = StepColumns(self._layouts, self._data.steps, lists, self._ours)
         outcome = "cut"
-        if is_over and steps:
+        if has_ended and steps:
             outcome = "terminated" if marks["is_terminal"] else "truncated"
         parts = self._parts(shard, columns, lists, rows, steps)
         if self._ours:
-            identity = known.get("episode_metadata", {}).get(KEY, b"").decode(errors="replace")
+            identity = metadata.get("episode_metadata", {}).get(KEY, b"").decode(errors="replace")
             return NewEpisode(steps, parts, outcome, identity=identity)
-        return NewEpisode(steps, parts, outcome, reset_info=known or None, has_final_observation=has_final)
+        return NewEpisode(steps, parts, outcome, reset_info=metadata or None, has_final_observation=has_final)
 
     def _rows_in(self, lists: dict[str, FeatureList]) -> int:
-        """Return the number of steps of a record."""
-        steps = ((path[-1], leaf, lists.get("steps/" + "/".join(path))) for path, leaf in leaves_of(self._data.steps))
-        plain = (*_MARKS, "reward", "discount")
-        for _, leaf, found in sorted(steps, key=lambda one: one[0] not in plain):
-            if found is not None and (leaf.encoding != "none" or leaf.numbers):
-                return count_of(found, leaf.numbers if leaf.encoding == "none" else 1)
+        """Return the number of steps of a record, by a list of scalars if there is one."""
+        features = (
+            (path[-1], leaf, lists.get("steps/" + "/".join(path))) for path, leaf in leaves_of(self._data.steps)
+        )
+        scalars = (*_MARKS, "reward", "discount")
+        for _, leaf, values in sorted(features, key=lambda feature: feature[0] not in scalars):
+            if values is not None and (leaf.encoding != "none" or leaf.numbers):
+                return count_of(values, leaf.numbers if leaf.encoding == "none" else 1)
         raise MalformedExample("no steps")
 
     def _mark(self, lists: dict[str, FeatureList], name: str, rows: int) -> bool | None:
-        """Return the flags of the last step; None if no step has any."""
-        found = lists.get(f"steps/{name}")
-        if found is None or name not in self._data.steps:
+        """Return a flag of the last step; None if steps lack it."""
+        flags = lists.get(f"steps/{name}")
+        if flags is None or name not in self._data.steps:
             if name != "is_first":
                 self._missing.add(name)
             return None
-        reader, last = ListReader(found), False
+        reader, last = ListReader(flags), False
         for begin in range(0, rows, 1 << 16):
             last = bool(reader.integers(min(1 << 16, rows - begin))[-1])
         return last
 
     def _metadata(self, lists: dict[str, FeatureList]) -> dict[str, Any]:
-        """Return the values of the episode as a whole."""
-        known: dict[str, Any] = {}
+        """Return the values of the episode as a whole, nested as its features."""
+        metadata: dict[str, Any] = {}
         for path, feature in leaves_of(self._data.features):
             name = "/".join(path)
             if name in lists:
-                place = known
+                nested = metadata
                 for key in path[:-1]:
-                    place = place.setdefault(key, {})
+                    nested = nested.setdefault(key, {})
                 values = values_of(ListReader(lists[name]), feature, 1)
                 value = next(iter(values), None)
                 if isinstance(value, bytes) and not self._ours:
                     value = value.decode(errors="replace")
-                place[path[-1]] = value
-        return known
+                nested[path[-1]] = value
+        return metadata
 
     def _parts(
         self, shard: Path, columns: StepColumns, lists: dict[str, FeatureList], rows: int, steps: int
     ) -> Iterator[NewSteps]:
         if (rewards := self._rewards(lists)) is None:
             self._missing.add("rewards")
-        infos = ListReader(lists["steps/info"]) if self._ours and "steps/info" in lists else None
-        notes = {
+        info_texts = ListReader(lists["steps/info"]) if self._ours and "steps/info" in lists else None
+        annotation_readers = {
             name: reader_of(ListReader(lists[key]), feature, self._ours)
-            for name, (key, feature) in self._notes.items()
+            for name, (key, feature) in self._annotations.items()
             if key in lists
         }
-        most = max(1, min(_MOST_ROWS, _MOST_PART // columns.row_size))
+        part_rows = max(1, min(_MOST_ROWS, _MOST_BYTES // columns.row_size))
         with _located(shard):
-            lead = columns.observations(1)
-            for begin in range(0, max(steps, 1), most):
-                count = min(most, steps - begin)
-                there = min(count, rows - 1 - begin)  # the observation after the last of them may be unknown
-                observations = columns.observations(there)
-                if there < count:
-                    observations = trees.joined(observations, columns.unknown())
-                if lead is not None:
-                    observations, lead = trees.joined(lead, observations), None
-                given = np.full(count, np.nan) if rewards is None else rewards(count)
-                known = all_from_json(infos.values(count)) if infos else None
-                annotations = {name: read(count) for name, read in notes.items()}
+            initial = columns.observations(1)
+            for begin in range(0, max(steps, 1), part_rows):
+                count = min(part_rows, steps - begin)
+                known = min(count, rows - 1 - begin)  # all but the final one, if the last step is a full step
+                observations = columns.observations(known)
+                if known < count:
+                    observations = trees.joined(observations, columns.placeholder())
+                if initial is not None:
+                    observations, initial = trees.joined(initial, observations), None
+                reward_rows = np.full(count, np.nan) if rewards is None else rewards(count)
+                infos = all_from_json(info_texts.values(count)) if info_texts else None
+                annotations = {name: read(count) for name, read in annotation_readers.items()}
                 if self._ours:
-                    marked = ((name, _marked(found)) for name, found in annotations.items())
-                    annotations = {name: found for name, found in marked if found is not None}
+                    with_absent = ((name, _with_absent(values)) for name, values in annotations.items())
+                    annotations = {name: values for name, values in with_absent if values is not None}
                 actions = columns.actions(count)
                 if begin + count == steps < rows and not self._ours:
-                    has_reward = rewards is not None and _is_something(rewards(1))
-                    self._last_actions += _is_something(columns.actions(1)) or has_reward
+                    has_reward = rewards is not None and _is_nonzero(rewards(1))
+                    self._full_last_steps += _is_nonzero(columns.actions(1)) or has_reward
                 yield NewSteps(
                     observations,
                     actions,
-                    given,
-                    infos=known if known and known[0] is not None else None,
+                    reward_rows,
+                    infos=infos if infos and infos[0] is not None else None,
                     annotations=annotations if count else {},
                 )
 
 
-def _marked(rows: Any) -> Any:
-    """Annotations with ABSENT where there was none; None if there was none at all, rather than None at every step."""
+def _with_absent(rows: Any) -> Any:
+    """Return the rows of an annotation with ABSENT in place of None, unless all are None; None without rows."""
     if isinstance(rows, np.ndarray) or (rows and all(row is None for row in rows)):
         return rows
-    found = [ABSENT if row is None else row for row in rows]
-    return None if all(row is ABSENT for row in found) else found
+    values = [ABSENT if row is None else row for row in rows]
+    return None if all(row is ABSENT for row in values) else values
 
 
-def _is_something(tree: Any) -> bool:
-    """Return True if an action is not all zeros."""
+def _is_nonzero(tree: Any) -> bool:
+    """Return True if an action or a reward is not all zeros."""
     return any(bool(np.any(rows)) if isinstance(rows, np.ndarray) else any(rows) for rows in trees.leaves_of(tree))
 
 
