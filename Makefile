@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO ?= demo_trace
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-training clean
+.PHONY: demo docs drawings quick test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-device bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -125,6 +125,12 @@ bench-against: .venv-bench/.installed
 bench-batches: .venv-bench/.installed
 	test -n "$(TRACE)" || test -d .venv-bench/trace || .venv-bench/bin/gym-trace record CartPole-v1 -o .venv-bench/trace --num-envs 16 --steps 1000000 --seed 0
 	.venv-bench/bin/python benchmarks/sampling.py $(or $(TRACE),.venv-bench/trace) $(BENCH)
+
+# Recording from a GPU, beside plain copies to the host. PYTHON has PyTorch or JAX for the GPU, and gets gym-trace.
+# BENCH="--device cpu" tries the script without a GPU.
+bench-device:
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e .
+	$(PYTHON) benchmarks/device.py $(BENCH)
 
 # Training beside CleanRL's algorithm, Stable-Baselines3 and Sample Factory, as far as they are installed.
 bench-training: .venv-bench/.installed

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -22,6 +20,7 @@ import workloads
 from contestants import TITLES
 from peers import HERE, Unavailable, Worker, interpreter
 from schedule import Bench
+from stored import machine, rounded
 
 REPEATS = 3  # about 20 minutes on two cores
 _PYTHON_OPTIONS = {"envlogger": "envlogger_python", "lerobot": "lerobot_python", "gym-recording": "gym_python"}
@@ -58,28 +57,6 @@ def started(given: argparse.Namespace, names: list[str], log: Any) -> tuple[dict
             missing[name] = str(error)
             print(f"{name}: {error}", flush=True)
     return workers, missing
-
-
-def machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {
-        "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory": round(memory),
-        "system": f"{platform.system()} {platform.machine()}",
-    }  # fmt: skip
-
-
-def rounded(value: Any) -> Any:
-    """Round all numbers to six digits, which exceeds the precision of the measurements."""
-    if isinstance(value, dict):
-        return {key: rounded(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [rounded(part) for part in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def main() -> None:

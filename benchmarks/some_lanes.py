@@ -17,40 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces, vector
+from device_torch import Batched
 
 from gym_trace import TraceRecordingVectorWrapper
 
-_LANES, _FLOATS, _ACTIONS, _STEPS = 4096, 64, 8, 32
-
-
-class Batched(vector.VectorEnv[Any, Any, Any]):
-    """Steps all lanes as tensors."""
-
-    metadata = {"autoreset_mode": vector.AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as VectorEnv has it
-
-    def __init__(self, hidden: int):
-        self.num_envs = _LANES
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, (_FLOATS,), np.float32)
-        self.single_action_space = spaces.Box(-1, 1, (_ACTIONS,), np.float32)
-        self.observation_space = vector.utils.batch_space(self.single_observation_space, _LANES)
-        self.action_space = vector.utils.batch_space(self.single_action_space, _LANES)
-        self._force = torch.randn(_ACTIONS, _FLOATS) / 8
-        self._layers = [torch.randn(_FLOATS, hidden) / 8, torch.randn(hidden, _FLOATS) / 16] if hidden else []
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self._state, self._times = torch.randn(_LANES, _FLOATS), torch.zeros(_LANES, dtype=torch.int32)
-        return self._state, {}
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        state = self._state
-        for layer in self._layers:
-            state = torch.relu(state @ layer)
-        self._state = torch.tanh(state * 0.99 + actions @ self._force)
-        self._times += 1
-        terminated, truncated = self._state[:, 1].abs() > 0.9999, self._times >= 500
-        self._times *= ~(terminated | truncated)
-        return self._state, self._state[:, 0] - 0.1 * (actions * actions).sum(1), terminated, truncated, {}
+_LANES, _STEPS = 4096, 32
 
 
 def cpu_of_a_step(envs: Any, actions: list[Any]) -> float:
@@ -68,10 +39,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    actions = [torch.rand(_LANES, _ACTIONS) * 2 - 1 for _ in range(_STEPS)]
+    actions = [torch.rand(_LANES, 8) * 2 - 1 for _ in range(_STEPS)]
+    network = {"layers": 1, "width": options.hidden} if options.hidden else {}
     with tempfile.TemporaryDirectory() as directory:
-        recorded = TraceRecordingVectorWrapper(Batched(options.hidden), f"{directory}/trace", lanes=options.lanes)
-        both = {"bare": Batched(options.hidden), "recorded": recorded}
+        recorded = TraceRecordingVectorWrapper(Batched(_LANES, **network), f"{directory}/trace", lanes=options.lanes)
+        both = {"bare": Batched(_LANES, **network), "recorded": recorded}
         found: dict[str, list[float]] = {name: [] for name in both}
         for envs in both.values():
             envs.reset()

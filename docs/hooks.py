@@ -2,7 +2,7 @@
 
 - reference/cli.md is made from the commands.
 - PAGES of the repository are shown, too. Links to a file that is not on the site become plain text.
-- {{ NAME }} is replaced by a table of benchmarks/results.json, see FIGURES.
+- {{ NAME }} is replaced by a table of benchmarks/results.json or device.json, see FIGURES.
 """
 
 from __future__ import annotations
@@ -169,4 +169,14 @@ def _killed(found: Any) -> str:
     return table(["", "lost, s (min – max)"], rows)
 
 
-FIGURES = {"machine": _machine, "recording": _recording, "killed": _killed}
+def _device(_: Any) -> str:
+    """Return the tables of make bench-device, if there are results."""
+    stored = BENCHMARKS / "device.json"
+    if not stored.exists():
+        return ""
+    from device import report
+
+    return report(json.loads(stored.read_text(encoding="utf-8")))
+
+
+FIGURES = {"machine": _machine, "recording": _recording, "killed": _killed, "device": _device}

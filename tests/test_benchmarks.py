@@ -192,3 +192,37 @@ def test_the_memory_of_a_follower_is_measured() -> None:
     looks, last = done.stdout.splitlines()
     assert "new process" in looks
     assert last.startswith("lanes: flat")
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_report_of_a_device_has_medians_and_the_name_of_the_card() -> None:
+    from device import report
+
+    text = report(
+        {
+            "card": "NVIDIA H100", "date": "2026-01-01", "machine": {"cpu": "a processor", "cores": 16},
+            "versions": {"PyTorch": "2.11"}, "batches": {"windows": 8.04},
+            "steps": [{"library": "PyTorch", "step": "light", "lanes": 4096, "recorded": 40,
+                       "us": {"bare": [200.0, 210.0, 900.0], "packed": [400.0], "beside": [1.0], "recorded": [2.0]}}],
+            "rollouts": [{"library": "JAX", "steps": 128, "lanes": 4096, "bytes": 154e6, "sustained": 1.25,
+                          "seconds": {"collect": [0.003], "copy": [0.01], "write": [0.1], "close": [0.5]}}],
+            "checked": [{"library": "JAX", "episodes": 5224, "wrong": 0}],
+        }
+    )  # fmt: skip
+    assert "NVIDIA H100 with 16 cores (a processor; PyTorch 2.11)" in text
+    assert "| PyTorch | light | 40 of 4,096 | 210 | 400 | 1 | 2 | – |" in text
+    assert "| JAX, 128 x 4,096 | 154 | 3.0 | 10.0 | 100.0 | 1.25 |" in text
+    assert "| windows | 8.0 |" in text
+    assert "0 of 5,224 (JAX)" in text
+
+
+def test_the_script_for_a_device_runs_on_the_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    options = ["--device", "cpu", "--output", str(tmp_path)]
+    command = [sys.executable, str(BENCHMARKS / "device.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "device.json").read_text())
+    assert results["steps"]
+    assert not any(row["wrong"] for row in results["checked"])
+    assert all(row["episodes"] > 40 for row in results["checked"])  # some ended while they were recorded
