@@ -346,6 +346,7 @@ class _Splitter:
     def _cut_fragments(self, begin: int, end: int) -> Array:
         first, last = int(self._owners[begin]), int(self._owners[end - 1])
         table = self._fragments[first : last + 1].copy()
+        # Number of smallest parts of the first fragment before `begin`, and of the last one from `end` on.
         done, left = int(self._within[begin]), int(self._counts[last] - 1 - self._within[end - 1])
         if left:  # the part with the last step has the fields for the end of the fragment
             table["steps"][-1] -= left

@@ -4,8 +4,8 @@
  *
  * - Only put() and commit() write memory, at offsets that row_at() or the log have checked against the held buffer, and
  *   put_batch(), to an item of an array. Layouts are checked in init().
- * - User code (__bool__) runs before any value is read; nothing read before it is used after it.
- * - A mark is stored after the data that it covers, with release order: other processes read at the same time.
+ * - User code (__bool__) may run before values are read, but not between reading and writing them.
+ * - A mark is stored after the data that it covers, with release order, because other processes may be reading.
  */
 #include "generators.h"
 #include "lane_slab.h"
