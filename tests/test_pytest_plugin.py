@@ -1,8 +1,10 @@
 """The fixture golden_trace, in projects of its own."""
 
 import shutil
+import sys
 from pathlib import Path
 
+import forked_python
 import gymnasium
 import pytest
 
@@ -43,6 +45,8 @@ def test_swings(golden_trace, seed):
 def test_by_id(golden_trace):
     golden_trace("cartpole", "CartPole-v1", steps=40)
 """
+# Python would load the compiled module of before if the source changes within a second and keeps its size.
+PYTEST = "import sys; sys.dont_write_bytecode = True; import pytest; sys.exit(pytest.main())"
 
 
 class Project:
@@ -61,15 +65,15 @@ class Project:
     def run(self, *arguments: str, **expected: int) -> str:
         # By name, without the plugins of other packages that happen to be installed.
         plugins = ["-p", "gym_trace.pytest_plugin", "-p", "no:cacheprovider"]
-        result = self._pytester.runpytest_subprocess(*plugins, "-q", *arguments, timeout=100)
-        result.assert_outcomes(**expected)
-        return result.stdout.str()
+        command = [sys.executable, "-c", PYTEST, *plugins, "-q", *arguments]
+        done = forked_python.run(command, cwd=self._pytester.path, capture_output=True, text=True)
+        pytest.RunResult(done.returncode, done.stdout.splitlines(), [], 0.0).assert_outcomes(**expected)
+        return str(done.stdout)
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
-    # Python would load the compiled module of before if the source changes within a second and keeps its size.
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # in workers, too
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return Project(pytester)
 

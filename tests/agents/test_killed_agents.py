@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import pytest
 from forked_python import HELPERS
 from long_tests import LONG
@@ -68,7 +69,7 @@ def test_a_kill_at_any_moment_loses_no_step_of_any_agent(tmp_path: Path, kind: s
     for number in range(150 if LONG else 3):
         trace, diary = tmp_path / f"trace{number}", tmp_path / f"diary{number}"
         command = [sys.executable, "-c", VICTIM, kind, str(trace), str(diary), *house]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as victim:
+        with forked_python.Popen(command, stdout=subprocess.PIPE) as victim:
             assert victim.stdout is not None
             assert victim.stdout.readline() == b"ready\n"
             time.sleep(chance.uniform(0.01, 0.15))

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
@@ -257,7 +258,7 @@ while True:
 @pytest.mark.parametrize("kind", ["Meadow", "Passing"])
 def test_a_kill_in_mid_turn_loses_nothing_and_the_turn_is_known(tmp_path: Path, kind: str) -> None:
     house = [HELPERS]
-    died = subprocess.run([sys.executable, "-c", MORTAL, str(tmp_path / "trace"), kind, *house], timeout=120)
+    died = forked_python.run([sys.executable, "-c", MORTAL, str(tmp_path / "trace"), kind, *house])
     assert died.returncode == -signal.SIGKILL
     trace = open_trace(tmp_path / "trace")
     episode = trace[0]

@@ -31,7 +31,11 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "sample_traces"
-_COMMAND = "from gym_trace_cli.main import cli; cli(prog_name='gym-trace')"
+_COMMANDS = {  # how an interpreter runs them
+    "gym-trace": ("-c", "from gym_trace_cli.main import cli; cli(prog_name='gym-trace')"),
+    "pytest": ("-c", "import pytest; raise SystemExit(pytest.main())"),
+    "python": (),
+}
 _BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>needs|not run): (?P<about>[^\n]*) -->\n\n?)?"
     r"(?P<indent> *)```(?P<language>bash|python|text|toml|json)(?: +title=\"(?P<title>[^\"]+)\")?[^\n]*\n"
@@ -141,8 +145,8 @@ def _command(line: str, directory: Path, where: str, python: str) -> str:
     ended = _CODE.search(line)
     line = _CODE.sub("", line)
     simple = shlex.split(line, comments=True)
-    if simple[0] == "gym-trace" and not _SHELL.search(re.sub(r"'[^']*'", "", line)):
-        return _ran([python, "-c", _COMMAND, *simple[1:]], python, directory, f"{where}: {line}", ended)
+    if simple[0] in _COMMANDS and not _SHELL.search(re.sub(r"'[^']*'", "", line)):
+        return _ran([python, *_COMMANDS[simple[0]], *simple[1:]], python, directory, f"{where}: {line}", ended)
     prelude = _TIMEOUT if line.startswith("timeout -s KILL ") else ""
     return _ran(["bash", "-c", prelude + line], python, directory, f"{where}: {line}", ended)
 

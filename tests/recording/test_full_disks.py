@@ -69,7 +69,8 @@ def record_with_a_diary(kind: str, directory: Path, diary: Path, steps: int, fil
     path = os.pathsep.join([HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "GYM_TRACE_PURE": str(int(pure))}
     command = [sys.executable, full_disk_run.__file__, kind, str(directory), str(diary), str(steps), filler]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    run = subprocess.run if pure else forked_python.run
+    done = run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told

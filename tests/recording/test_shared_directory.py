@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import pytest
 from forked_python import HELPERS
@@ -133,7 +134,7 @@ print(flush=True)
 sys.stdin.read()
 """
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with forked_python.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(TraceExists):  # this process is not a worker

@@ -1,11 +1,11 @@
 """Lanes that are reset without a seed: the states of their random generators are recorded."""
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
@@ -123,7 +123,7 @@ def test_generator_states_of_a_dead_writer_are_in_its_ring(tmp_path: Path) -> No
         run(recorder, "NextStep", 40)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert forked_python.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     found = list(verify_trace(tmp_path / "trace", make_env=make))
     assert len(found) >= 3
     assert {verdict.verdict for verdict in found} == {"identical"}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
@@ -448,7 +449,7 @@ def test_malformed_metadata_of_a_parquet_file_is_an_error(tmp_path: Path) -> Non
     lists = pa.array([[1.0, None]] * 9, pa.list_(pa.float32()))
     pq.write_table(pa.table({"observation": lists, "action": [1] * 9, "done": [False] * 9}), tmp_path / "a.parquet")
     command = [sys.executable, "-c", _FLIP_THE_FOOTER, str(tmp_path / "a.parquet")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = forked_python.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

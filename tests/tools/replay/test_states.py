@@ -3,11 +3,11 @@
 import logging
 import signal
 import struct
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
@@ -308,7 +308,7 @@ def test_lanes_of_a_dead_writer_have_their_states(tmp_path: Path) -> None:
             recorder.step(recorder.action_space.sample())
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert forked_python.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     trace = open_trace(tmp_path / "trace")
     for index in range(2):
         kept = [step for step, state in enumerate(trace[index].states["environment"]) if state is not None]

@@ -1,11 +1,11 @@
 """Plots of episodes: what is drawn, how it is named, and how it fails."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import forked_python
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -156,7 +156,7 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path) -> None:
     record_lengths(tmp_path / "t", [3], CountingEnv(length=3))
     script = "import sys; sys.modules['matplotlib'] = None; from gym_trace_cli.start import main; main()"
     command = [sys.executable, "-c", script, "stats", str(tmp_path / "t"), "--plot", str(tmp_path / "p.svg")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked_python.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "pip install 'gym-trace[plot]'" in done.stderr
     assert not done.stdout

@@ -1,6 +1,5 @@
 """gym-trace view"""
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gym_trace_cli.main import cli
-from shell import run, wait_for
+from shell import process, run, wait_for
 from viewer_requests import FILES, cartpoles
 
 from gym_trace import open_trace
@@ -27,19 +26,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def started(*words: str | Path) -> tuple[subprocess.Popen[str], str]:
     """Start the command; return its process and the address that it prints."""
-    command = [sys.executable, "-m", "gym_trace", "view", *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip()
+    running = process("view", *words)
+    assert running.stdout is not None
+    return running, running.stdout.readline().strip()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out + err
+def ended(running: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = running.communicate(timeout=60)
+    return running.returncode, out + err
 
 
 def test_the_printed_address_shows_the_page_and_ctrl_c_stops_it(directory: Path) -> None:
-    process, address = started(directory, "--no-browser")
+    running, address = started(directory, "--no-browser")
     try:
         page_of = urllib.request.urlopen(address, timeout=30)
         assert page_of.status == 200
@@ -47,50 +45,48 @@ def test_the_printed_address_shows_the_page_and_ctrl_c_stops_it(directory: Path)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(f"{address.partition('?')[0]}api/traces", timeout=30)
     finally:
-        process.send_signal(signal.SIGINT)
-    code, text = ended(process)
+        running.send_signal(signal.SIGINT)
+    code, text = ended(running)
     assert (code, text.strip().splitlines()[-1]) == (0, "stopped"), text
     assert "Traceback" not in text
 
 
 def test_sigterm_ends_it_with_the_usual_code(directory: Path) -> None:
-    process, address = started(directory, "--no-browser")
+    running, address = started(directory, "--no-browser")
     assert address.startswith("http://127.0.0.1:")
-    process.terminate()
-    code, text = ended(process)
+    running.terminate()
+    code, text = ended(running)
     assert code == 143
     assert "terminated" in text
 
 
-def test_a_private_file_hands_the_address_to_the_browser(directory: Path, tmp_path: Path) -> None:
+def test_a_private_file_hands_the_address_to_the_browser(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
     browser.chmod(0o755)
-    command = [sys.executable, "-m", "gym_trace", "view", str(directory)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "BROWSER": str(browser)}
-    )
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
+    monkeypatch.setenv("BROWSER", str(browser))
+    running, address = started(directory)
     wait_for(lambda: opened.exists() and opened.read_text())
     shown = opened.read_text().strip()  # the command line, which every user can read
     assert "token" not in shown
     file = Path(urllib.request.url2pathname(shown.removeprefix("file://")))
     assert file.parent.stat().st_mode & 0o077 == 0
     assert address in file.read_text()
-    process.send_signal(signal.SIGINT)
-    ended(process)
+    running.send_signal(signal.SIGINT)
+    ended(running)
     assert not file.parent.exists()
 
 
 def test_a_directory_of_a_training_run_shows_its_trace(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "trace").symlink_to(directory)
     (tmp_path / "run.json").write_text("{}")
-    process, address = started(tmp_path, "--no-browser")
+    running, address = started(tmp_path, "--no-browser")
     assert address.startswith("http://127.0.0.1:")
-    process.send_signal(signal.SIGINT)
-    assert ended(process)[0] == 0
+    running.send_signal(signal.SIGINT)
+    assert ended(running)[0] == 0
 
 
 def test_a_taken_port_names_what_to_do(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +128,9 @@ def test_an_unknown_host_is_named(directory: Path) -> None:
 
 
 def test_a_host_for_other_machines_comes_with_a_warning(directory: Path) -> None:
-    process, address = started(directory, "--no-browser", "--host", "0.0.0.0")
-    process.send_signal(signal.SIGINT)
-    _, text = ended(process)
+    running, address = started(directory, "--no-browser", "--host", "0.0.0.0")
+    running.send_signal(signal.SIGINT)
+    _, text = ended(running)
     assert "warning: host 0.0.0.0: other machines can connect, unencrypted" in text
     assert address.startswith("http://")
 
@@ -165,13 +161,13 @@ def test_a_page_that_was_not_built_names_the_command(monkeypatch: pytest.MonkeyP
 
 def test_viewing_changes_no_file_of_the_trace(directory: Path) -> None:
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
-    process, address = started(directory, "--no-browser")
+    running, address = started(directory, "--no-browser")
     base, _, token = address.partition("?token=")
     for path in ("api/traces", "api/episodes", "api/episode?episode=0", "api/steps?episode=0", "api/changes?since=0"):
         request = urllib.request.Request(base + path, headers={"Authorization": f"Bearer {token}"})
         assert urllib.request.urlopen(request, timeout=30).status == 200
-    process.send_signal(signal.SIGINT)
-    ended(process)
+    running.send_signal(signal.SIGINT)
+    ended(running)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
     assert len(open_trace(directory)) == 2
 
@@ -183,9 +179,9 @@ def test_the_help_names_every_option() -> None:
 
 
 def test_the_page_opens_at_a_step(directory: Path) -> None:
-    process, address = started(directory, "--no-browser", "--episode", "-1", "--step", "3")
-    process.terminate()
-    ended(process)
+    running, address = started(directory, "--no-browser", "--episode", "-1", "--step", "3")
+    running.terminate()
+    ended(running)
     assert address.endswith("#trace=0&episode=1&step=3")
 
 

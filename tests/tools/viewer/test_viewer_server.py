@@ -417,7 +417,9 @@ def test_answers_that_are_not_read_lock_nobody_out(directory: Path, monkeypatch:
     with served(viewed(directory)) as viewer, contextlib.ExitStack() as opened:
         connections = viewer._server.server_state.connections
         for _ in range(3):
-            client = opened.enter_context(socket.create_connection(("127.0.0.1", viewer.port)))
+            client = opened.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            client.connect(("127.0.0.1", viewer.port))
             client.setblocking(False)
             for _ in range(6000):
                 if any(one.flow.write_paused for one in connections if one.client == client.getsockname()):
