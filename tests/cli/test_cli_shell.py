@@ -1,12 +1,11 @@
 """gym-trace shell: a prompt with the environment at a recorded step."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium
 import pytest
-from shell import run
+from shell import process, run
 from terminals import console
 
 from gym_trace import TraceRecordingWrapper, open_trace, record_episodes
@@ -23,8 +22,9 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(directory: Path, *options: str, typed: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "gym_trace", "shell", str(directory), *options]
-    return subprocess.run(words, input=typed, capture_output=True, text=True, timeout=120)
+    running = process("shell", directory, *options, stdin=subprocess.PIPE)
+    output, errors = running.communicate(typed, timeout=120)
+    return subprocess.CompletedProcess(running.args, running.returncode, output, errors)
 
 
 def test_the_prompt_stands_at_the_step(cartpole: Path) -> None:

@@ -6,12 +6,12 @@ With GYM_TRACE_LONG=1 the tests try every byte; otherwise a sample, and the byte
 import functools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import fuzz_reader
 import msgpack
 import numpy as np
@@ -379,7 +379,7 @@ def test_malicious_files_raise_only_trace_errors_in_bounded_memory(hostile_trace
             name for number, name in enumerate(names) if not name.endswith(("-sealed", "-open")) or number % 8 in (0, 5)
         ]
     room = 2 << 30
-    process = subprocess.run(
+    process = forked_python.run(
         [sys.executable, "-W", "error", "-c", _READER, str(root), str(room), json.dumps(names)],
         capture_output=True,
         text=True,

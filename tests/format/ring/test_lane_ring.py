@@ -252,7 +252,7 @@ def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monk
     monkeypatch.setattr(vector_slabs, "_LEAST_BYTES", 1 << 10)
     run = Run(tmp_path / "t", SAME_STEP, "box", False, "plain")
     size = (tmp_path / "t" / "w.ring").stat().st_size
-    for number in range(4):
+    for number in range(3):
         run.play("step")
         run.wrapped.annotate(large=np.full((COUNT, 1000 * 10**number), number))
         run.play("step")
@@ -264,7 +264,7 @@ def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monk
     assert found == parts_in(tmp_path / "t")
     assert not pending
     notes = [note for part in open_trace(tmp_path / "t") for note in part.annotations.get("large", [])]
-    assert {len(note) for note in notes if isinstance(note, np.ndarray)} == {1000, 10_000, 100_000, 1_000_000}
+    assert {len(note) for note in notes if isinstance(note, np.ndarray)} == {1000, 10_000, 100_000}
 
 
 def test_a_step_beyond_the_ring_limit_raises_and_loses_no_earlier_step(
