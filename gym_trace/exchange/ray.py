@@ -29,7 +29,7 @@ __all__ = ["read_trace"]
 
 _SAMPLED_TRACES = 8  # opened to estimate the size of all traces
 _BLOCK_BYTES = 32 << 20  # per Arrow table
-_LEAST_TASKS = 512  # with as many traces: a task of few traces yields its first block sooner
+_LEAST_TASKS = 512  # if there are enough traces; a task that opens fewer traces yields its first block sooner
 
 
 def read_trace(
@@ -207,7 +207,9 @@ def _as_schema(table: TraceDataset, schema: pa.Schema, expression: Any) -> Itera
     for name in present:
         kind, expected = table.schema.field(name).type, schema.field(name).type
         if kind != expected:
-            raise InvalidOption(f"{table.name}: {name} is {kind}, and {expected} in the first trace; read them apart")
+            raise InvalidOption(
+                f"{table.name}: {name} is {kind}, and {expected} in the first trace; read them separately"
+            )
     for batch in table.scanner(present, expression).to_batches():
         missing = (field for field in schema if field.name not in present)
         columns = {field.name: pa.nulls(len(batch), field.type) for field in missing}

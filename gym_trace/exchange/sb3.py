@@ -40,7 +40,7 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
     """Return the transitions of the finished episodes as Stable-Baselines3 would have collected them.
 
     Images get their channels first, actions of Box spaces are scaled to [-1, 1], rewards are float32. An episode that
-    was not terminated ends with a timeout. Recorded infos go along, for buffers that keep them.
+    was not terminated ends with a timeout. Recorded infos are passed on, for buffers that store them.
 
     The model must have the recorded spaces. If its actions are in [-1, 1], as RescaleAction makes them, actions are
     scaled by the recorded bounds. Where an import left bounds unknown, those of the model count.

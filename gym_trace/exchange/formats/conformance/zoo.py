@@ -54,7 +54,7 @@ _TEXT = spaces.Dict(
 
 
 class _Scripted(gymnasium.Env[Any, Any]):
-    """Observations and rewards are random numbers."""
+    """An environment of random observations and rewards. flags: (terminated, truncated) of the next step."""
 
     def __init__(self, observation_space: Any, action_space: Any, rewards: tuple[int, ...] = ()):
         self.observation_space, self.action_space = observation_space, action_space
@@ -85,7 +85,7 @@ def _record(
     killed: Path | None = None,
     **options: Any,
 ) -> None:
-    """Record scripted episodes. killed: a copy of the trace, as of a process killed in the last episode."""
+    """Record scripted episodes. killed: directory for the trace of a process that was killed in the last episode."""
     recorder = TraceRecordingWrapper(env, directory, **options)
     for script in scripts:
         recorder.reset(seed=script.seed, options=script.options)
@@ -101,7 +101,7 @@ def _record(
     recorder.close()
 
 
-def _spaces(observation_space: Any, action_space: Any = _DISCRETE, **options: Any) -> Callable[[Path], None]:
+def _recording_in(observation_space: Any, action_space: Any = _DISCRETE, **options: Any) -> Callable[[Path], None]:
     return lambda directory: _record(_Scripted(observation_space, action_space), directory, **options)
 
 
@@ -144,21 +144,23 @@ def _record_odd_numbers(directory: Path) -> None:
 
 
 _ZOO: dict[str, Callable[[Path], None]] = {
-    "vectors": _spaces(_BOX32),
-    "float64": _spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1, 1, (2,), np.float32)),
-    "pixels": _spaces(spaces.Box(0, 255, (24, 20, 3), np.uint8)),
-    "dict": _spaces(_DICT, spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})),
-    "tuple": _spaces(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))),
-    "text": _spaces(_TEXT),
-    "integers": _spaces(spaces.Discrete(500), spaces.Discrete(5, start=-2)),
-    "several-integers": _spaces(spaces.MultiDiscrete([5, 9]), spaces.MultiDiscrete([3, 4])),
-    "one-episode": _spaces(_BOX32, scripts=(Script(6, "terminated"),)),
-    "long": _spaces(
+    "vectors": _recording_in(_BOX32),
+    "float64": _recording_in(spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1, 1, (2,), np.float32)),
+    "pixels": _recording_in(spaces.Box(0, 255, (24, 20, 3), np.uint8)),
+    "dict": _recording_in(
+        _DICT, spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})
+    ),
+    "tuple": _recording_in(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))),
+    "text": _recording_in(_TEXT),
+    "integers": _recording_in(spaces.Discrete(500), spaces.Discrete(5, start=-2)),
+    "several-integers": _recording_in(spaces.MultiDiscrete([5, 9]), spaces.MultiDiscrete([3, 4])),
+    "one-episode": _recording_in(_BOX32, scripts=(Script(6, "terminated"),)),
+    "long": _recording_in(
         spaces.Box(-1, 1, (2,), np.float32), scripts=(Script(40_000, "truncated", 0), Script(5, "terminated"))
     ),
     "ends": _record_ends,
-    "flags-within": _spaces(_BOX32, flags_within=True),
-    "parts": _spaces(_BOX32, frame_filter=lambda step: step % 6 > 1),
+    "flags-within": _recording_in(_BOX32, flags_within=True),
+    "parts": _recording_in(_BOX32, frame_filter=lambda step: step % 6 > 1),
     "seeds": _record_seeds,
     "infos": _record_infos,
     "several-rewards": lambda directory: _record(_Scripted(_BOX32, _DISCRETE, (2,)), directory),

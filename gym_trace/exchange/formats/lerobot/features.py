@@ -107,7 +107,7 @@ class Origin(NamedTuple):
     """Metadata of a LeRobot dataset that its import has stored in the trace.
 
     features: by path, such as "observations/images.front": the name in the dataset, and the names of its elements.
-    tasks: if there are several; the annotation task_index has the index of each step.
+    tasks: the names if there are several; the annotation task_index has the index of the task of each step.
     """
 
     features: Mapping[str, tuple[str, Any]] = MappingProxyType({})

@@ -159,8 +159,9 @@ class DatasetWriter:
         self._row_bytes, self._row_count = 0, 0  # of the collected rows
         self._episodes: list[dict[str, Any]] = []  # complete ones whose rows are not written yet
         self._open: dict[str, Any] = {}  # position of the open episode in the files
-        self._open_statistics: dict[str, list[statistics.Statistics]] = {}  # by feature: written rows, open episode
-        self._all_statistics: dict[str, statistics.Statistics] = {}  # by feature: written episodes
+        # Statistics by feature: those of the open episode, for its rows that are written, and those of all written ones.
+        self._open_statistics: dict[str, list[statistics.Statistics]] = {}
+        self._all_statistics: dict[str, statistics.Statistics] = {}
         self._finals: list[tuple[str | None, int, dict[LeafPath, Any]]] = []  # identity, steps, final observation
         self._count, self._frames = 0, 0  # complete episodes, and steps
 

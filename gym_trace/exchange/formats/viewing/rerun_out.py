@@ -27,7 +27,7 @@ from gym_trace.exchange.formats.viewing.leaves import FLAGS, ViewColumn, columns
 from gym_trace.printable import printable
 
 EXACT = "exact"  # component with the bytes of rows that float64 scalars cannot hold
-_MOST_PLOTTED = 256  # numbers per row; larger rows are only EXACT
+_MOST_PLOTTED = 256  # numbers per row; larger rows are stored as EXACT alone
 _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of the columns, before they are sent
 
 
@@ -53,7 +53,7 @@ class RerunExporter:
         except (ValueError, RuntimeError, OSError) as error:
             if raised:
                 raise raised[0] from None
-            raise OSError(f"Rerun cannot write it: {error}") from error
+            raise OSError(f"Rerun cannot write the file: {error}") from error
         if raised:
             raise raised[0]
 
