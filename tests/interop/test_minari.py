@@ -209,7 +209,7 @@ def _by_minari(
         return collector.create_dataset(name, algorithm_name="random", author="Ada", code_permalink="https://x.org")
 
 
-def _imported(path: Path) -> tuple[gym_trace.Trace, gym_trace.ImportReport]:
+def _imported(path: Path) -> tuple[gym_trace.Trace, gym_trace.results.ImportReport]:
     report = gym_trace.import_trace(path, path.parent.parent / "imported")
     return gym_trace.open_trace(report.destination), report
 
