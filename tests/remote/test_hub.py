@@ -10,7 +10,7 @@ import pytest
 from runs import play
 from scripted_env import CountingEnv
 
-from gym_trace import TraceRecordingWrapper
+from gym_trace import TraceRecordingWrapper, dataset_card
 from gym_trace.errors import InvalidOption
 from gym_trace.recording.publishing import whole_files
 
@@ -41,7 +41,7 @@ def test_files_and_a_card_go_into_few_commits(tmp_path: Path, monkeypatch: pytes
         with TraceRecordingWrapper(CountingEnv(), tmp_path / "t", on_exist="append") as env:
             play(env, 2)
     names, sent = sorted(path.name for path in (tmp_path / "t").iterdir()), []
-    whole_files.commit_to_hub("hf://datasets/me/runs@next/pong", tmp_path / "t", names, sent.append)
+    whole_files.commit_to_hub("hf://datasets/me/runs@next/pong", tmp_path / "t", names, sent.append, dataset_card)
     assert Api.made == [{"repo_id": "me/runs", "repo_type": "dataset", "private": True, "exist_ok": True}]
     assert [(one["repo_id"], one["revision"]) for one in Api.commits] == [("me/runs", "next")] * 2
     added = {one.path_in_repo: one for commit in Api.commits for one in commit["operations"]}
@@ -54,4 +54,4 @@ def test_files_and_a_card_go_into_few_commits(tmp_path: Path, monkeypatch: pytes
 
 def test_only_datasets_are_taken(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="not a dataset"):
-        whole_files.commit_to_hub("hf://me/model", tmp_path, [], print)
+        whole_files.commit_to_hub("hf://me/model", tmp_path, [], print, None)
