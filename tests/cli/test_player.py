@@ -85,7 +85,7 @@ class Script:
 def test_steps_that_are_rendered_can_be_looked_at_in_any_order(
     tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "_KEPT", kept)
+    monkeypatch.setattr(frames, "_MOST_BYTES", kept)
     order = [0, 1, 4, 2, 2, 6, 0, 5, 6]
     script = Script(order)
     with pytest.raises(Script.Over):

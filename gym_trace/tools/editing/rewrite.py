@@ -103,7 +103,8 @@ class Output(NamedTuple):
     selections: list[Selection]
 
 
-# A change of a chunk. The array has the row of each fragment's episode, or -1.
+# Called with a source, a chunk of it, and the row in reader.parts of each fragment's episode (-1: none); returns the
+# changed chunk.
 Change = Callable[[Source, SourceChunk, Array], SourceChunk]
 
 
@@ -218,10 +219,10 @@ def _add(
     """Add the episodes of a source. Raises TraceError, OSError."""
     reader, first = source.reader, 0
     listed, _ = reader.files.listed()
-    kept, bare, whole = _masks_of(source)
+    kept, bare, whole = _masks_of(source)  # fragments with rows, fragments without rows, chunks
     is_as_stored = source.numbers is None and change is None
     for batch, count in _batches(reader):
-        numbers = range(first, first + count)  # of its chunks
+        numbers = range(first, first + count)  # numbers of the chunks in this batch
         first += count
         if is_as_stored and count == len(batch.chunks) and whole[numbers.start : numbers.stop].all():
             entry = listed.get(batch.name, {})

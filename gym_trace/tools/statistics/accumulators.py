@@ -1,6 +1,6 @@
 """Streaming statistics in bounded memory: curves, counts, histograms, examples.
 
-All accumulators can be merged: two halves merged give the result of the whole.
+All accumulators can be merged: two merged halves give the result of the whole.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gym_trace.data.values import Array
 from gym_trace.errors import UnstorableValue
 from gym_trace.printable import shown
 
-FEW_VALUES = 10  # up to this many distinct values, a tally never becomes a histogram
+FEW_VALUES = 10  # with at most this many distinct values, a tally never becomes a histogram
 BINS = 64
-KNOWN_VALUES = 10_000  # distinct non-numeric values are counted up to here
+KNOWN_VALUES = 10_000  # more distinct non-numeric values are not counted
 EXAMPLES = 3
-POINTS = 40  # most points of a curve in a result
-_KEPT_POINTS = 256  # most points of a curve while it is made, before neighbours are joined
-_BLOCK_POINTS = 64  # points for one block of rows
+POINTS = 40  # of a curve in a result, at most
+_JOINED_POINTS = 256  # of a growing curve, after neighbours were joined
+_BLOCK_POINTS = 64  # points of one block of rows
 _BLOCK = 1 << 18  # elements summed at a time
 _LARGEST = np.finfo(np.float64).max
 
@@ -35,28 +35,28 @@ def finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def described(moments: RunningMoments) -> list[dict[str, Any]]:
+def moments_as_json(moments: RunningMoments) -> list[dict[str, Any]]:
     """Return for each column count, nan and inf (counts), mean, std, min and max; None without values."""
-    columns = (moments.mean, moments.std, moments.least, moments.largest)
-    found = []
+    statistics = (moments.mean, moments.std, moments.least, moments.largest)
+    columns = []
     for i, count in enumerate(moments.count.tolist()):
-        values = [finite(column[i]) if count else None for column in columns]
-        known = dict(zip(("mean", "std", "min", "max"), values))
-        found.append({"count": count, **known, "nan": int(moments.nan[i]), "inf": int(moments.infinite[i])})
-    return found
+        values = [finite(statistic[i]) if count else None for statistic in statistics]
+        column = {"count": count, **dict(zip(("mean", "std", "min", "max"), values))}
+        columns.append({**column, "nan": int(moments.nan[i]), "inf": int(moments.infinite[i])})
+    return columns
 
 
 class Curve:
     """Means of consecutive, equally large groups of rows, for each column, in the order of the rows.
 
-    NaN and infinities are skipped. At most 2 * _KEPT_POINTS points are kept; then neighbours are joined, small ones
-    first, so that points stay about equally large. Merging appends the rows of the other curve.
+    NaN and infinities are skipped. If there are more than 2 * _JOINED_POINTS points, neighbours are joined into points
+    of about equal numbers of rows. Merging appends the rows of the other curve.
     """
 
     def __init__(self, width: int):
-        self._rows: list[int] = []  # of each point
-        self._counts: list[Array] = []  # numbers of finite values, (width,)
-        self._sums: list[Array] = []
+        self._rows: list[int] = []  # number of rows of each point
+        self._counts: list[Array] = []  # numbers of finite values of each point, (width,)
+        self._sums: list[Array] = []  # sums of these values, (width,)
         self._width = width
 
     def add(self, rows: Array) -> None:
@@ -66,7 +66,7 @@ class Curve:
             block = rows[start : start + step]
             bounds = np.linspace(0, len(block), min(_BLOCK_POINTS, len(block)) + 1).astype(np.int64)
             begins, sizes = bounds[:-1], np.diff(bounds)
-            if block.dtype == np.uint8:  # pixels, which are finite
+            if block.dtype == np.uint8:  # always finite; fast for pixels
                 sums = np.add.reduceat(block, begins, axis=0, dtype=np.uint64).astype(np.float64)
                 counts = np.broadcast_to(sizes[:, None], sums.shape)
             else:
@@ -82,13 +82,13 @@ class Curve:
 
     def _extend(self, rows: list[int], counts: list[Array], sums: list[Array]) -> None:
         self._rows, self._counts, self._sums = self._rows + rows, self._counts + counts, self._sums + sums
-        if len(self._rows) > 2 * _KEPT_POINTS:
-            begins, gathered, enough = [0], 0, sum(self._rows) / _KEPT_POINTS
+        if len(self._rows) > 2 * _JOINED_POINTS:
+            begins, joined_rows, enough = [0], 0, sum(self._rows) / _JOINED_POINTS
             for i, size in enumerate(self._rows):
-                if gathered >= enough:
+                if joined_rows >= enough:
                     begins.append(i)
-                    gathered = 0
-                gathered += size
+                    joined_rows = 0
+                joined_rows += size
             self._rows = np.add.reduceat(self._rows, begins).tolist()
             self._counts = list(np.add.reduceat(self._counts, begins, axis=0))
             with np.errstate(over="ignore", invalid="ignore"):
@@ -98,33 +98,33 @@ class Curve:
         """Return at most POINTS means for each column; None where no value is finite."""
         if not self._rows:
             return [[] for _ in range(self._width)]
-        # The sums up to each bound; points that a bound divides are divided in proportion.
-        at = np.cumsum([0, *self._rows])
-        bounds = np.linspace(0, at[-1], min(POINTS, len(self._rows)) + 1)
+        # A point that a bound divides is divided in proportion.
+        point_bounds = np.cumsum([0, *self._rows])
+        bounds = np.linspace(0, point_bounds[-1], min(POINTS, len(self._rows)) + 1)
         counts, sums = np.array(self._counts, np.float64).T, np.array(self._sums).T
         result = []
         for count, total in zip(counts, sums):
             with np.errstate(all="ignore"):
-                means = _between(at, total, bounds) / _between(at, count, bounds)
+                means = _rebinned(total, point_bounds, bounds) / _rebinned(count, point_bounds, bounds)
             result.append([finite(mean) for mean in means])
         return result
 
 
-def _between(at: Array, totals: Array, bounds: Array) -> Array:
-    """Return the sum of totals between neighbouring bounds. at: the bounds of the totals."""
-    return np.diff(np.interp(bounds, at, np.append(0.0, np.cumsum(totals))))
+def _rebinned(totals: Array, bounds: Array, new_bounds: Array) -> Array:
+    """Return the totals of bins with new bounds, interpolated linearly."""
+    return np.diff(np.interp(new_bounds, bounds, np.append(0.0, np.cumsum(totals))))
 
 
 class Tally:
-    """Counts of each distinct value; with many values, a histogram.
+    """Counts of each distinct value; with more than `max_values`, a histogram.
 
     Bins of the histogram are 2**k wide and start at multiples of 2**k; k grows to fit new values. So the range need not
     be known in advance, counts stay exact, and histograms can be merged.
     """
 
-    def __init__(self, most: int):
-        self._most = most
-        self._counts: dict[Any, int] = {}  # by value; in a histogram, by bin
+    def __init__(self, max_values: int):
+        self._max_values = max_values
+        self._counts: dict[Any, int] = {}  # by value; in a histogram, by index of the bin
         self._exponent: int | None = None  # k of the histogram; None: no histogram
 
     def add(self, values: Array) -> None:
@@ -143,15 +143,15 @@ class Tally:
         if other._exponent is None:
             return self._add_distinct(other._counts)
         if self._exponent is None:
-            mine, self._counts, self._exponent = self._counts, dict(other._counts), other._exponent
-            return self._add_distinct(mine)
-        wider = other._exponent - self._exponent
-        self._coarsen(max(0, wider))
-        for place, count in other._counts.items():
-            self._count(place >> max(0, -wider), count)
-        self._coarsen(self._excess())
+            own, self._counts, self._exponent = self._counts, dict(other._counts), other._exponent
+            return self._add_distinct(own)
+        by = other._exponent - self._exponent
+        self._widen(max(0, by))
+        for index, count in other._counts.items():
+            self._count(index >> max(0, -by), count)
+        self._widen(self._excess())
 
-    def gathered(self) -> Tally:
+    def as_histogram_if_continuous(self) -> Tally:
         """Return a histogram if most values occurred only once, as in continuous data; otherwise self."""
         if len(self._counts) <= FEW_VALUES or 2 * len(self._counts) <= sum(self._counts.values()):
             return self
@@ -164,10 +164,10 @@ class Tally:
             return self._add_to_bins(_as_floats(counts), np.array(list(counts.values())))
         for value, count in counts.items():
             self._count(value, count)
-        if len(self._counts) > self._most:
+        if len(self._counts) > self._max_values:
             counts, self._counts = self._counts, {}
             values = _as_floats(counts)
-            self._exponent = _finest(values)
+            self._exponent = _finest_exponent(values)
             self._add_to_bins(values, np.array(list(counts.values())))
 
     def _add_to_bins(self, values: Array, counts: Array) -> None:
@@ -175,30 +175,31 @@ class Tally:
             return
         assert self._exponent is not None
         values = values.astype(np.float64)
-        self._coarsen(max(0, _finest(values) - self._exponent))
+        self._widen(max(0, _finest_exponent(values) - self._exponent))
         bins = np.floor(np.ldexp(values, -self._exponent)).astype(np.int64)
         bins[(bins == 0) & (values < 0)] = -1  # tiny negative values underflow to zero when scaled
-        places, which = np.unique(bins, return_inverse=True)
-        for place, count in zip(places.tolist(), np.bincount(which, counts).tolist()):
-            self._count(place, int(count))
-        self._coarsen(self._excess())
+        indices, inverse = np.unique(bins, return_inverse=True)
+        for index, count in zip(indices.tolist(), np.bincount(inverse, counts).tolist()):
+            self._count(index, int(count))
+        self._widen(self._excess())
 
     def _count(self, value: Any, count: int) -> None:
         self._counts[value] = self._counts.get(value, 0) + count
 
     def _excess(self) -> int:
-        """Return by how many powers of two bins must widen, so that at most BINS span all values."""
+        """Return the power of two by which bins must widen, so that at most BINS span all values."""
         first, last, by = min(self._counts), max(self._counts), 0
         while (last >> by) - (first >> by) >= BINS:
             by += 1
         return by
 
-    def _coarsen(self, by: int) -> None:
+    def _widen(self, by: int) -> None:
+        """Make the bins 2**by times wider."""
         if by and self._exponent is not None:
             counts, self._counts = self._counts, {}
             self._exponent += by
-            for place, count in counts.items():
-                self._count(place >> by, count)
+            for index, count in counts.items():
+                self._count(index >> by, count)
 
     def result(self) -> dict[str, Any]:
         """Return {"values": [[value, count], …]} sorted by value, or {"histogram": {"edges": n + 1, "counts": n}}."""
@@ -215,13 +216,13 @@ def _as_floats(values: Iterable[Any]) -> Array:
     return np.array([float(value) for value in values])
 
 
-def _finest(values: Array) -> int:
+def _finest_exponent(values: Array) -> int:
     """Return the smallest k for which the bin indices of these values stay below 2**60."""
     return math.frexp(float(np.abs(values).max()))[1] - 60
 
 
 class Variety:
-    """Non-numeric values: the number of distinct ones, and the first few as examples."""
+    """Number of distinct non-numeric values, and the first few as examples."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -21,9 +21,9 @@ from gym_trace.storage.staging import write_marked
 from gym_trace.tools.statistics.describe import plain, space_text
 from gym_trace.tools.statistics.summary import summarize
 
-_ENDLESS = 1e300  # returns of this size or more are not used in calculations
-_LONGEST = 20_000  # characters of a text with line breaks
-_MOST = 8  # environments, policies … listed individually
+_HUGE = 1e300  # returns of this size or more are not used in calculations
+_MOST_CHARACTERS = 20_000  # of a text with line breaks
+_MOST_LISTED = 8  # environments, policies …; more are only counted
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B",
           "10B<n<100B", "100B<n<1T", "n>1T")  # fmt: skip
 # Licences of data and code that Hugging Face knows by name.
@@ -54,40 +54,42 @@ def dataset_card(trace: TraceLike, path: str | os.PathLike[str] | None = None) -
     All text of the trace is escaped: it cannot add markup.
 
     Args:
-        trace: a trace, a view of one, or the directory.
-        path: also write the card to this file, such as DIR/README.md. It replaces an unchanged card.
+        trace: a trace, a view, or a directory.
+        path: also write the card to this file, such as DIR/README.md. It replaces an earlier card that has the line
+            of MARK.
 
     Raises:
         TraceNotFound: no trace in the directory.
-        TraceExists: the file at path is not an unchanged card.
-        OSError: it is a link or a directory, or cannot be written.
+        TraceExists: the file at path lacks this line.
+        OSError: the file is a link or a directory, or cannot be written.
     """
     trace = as_trace(trace)
     facts, summary = trace.facts, summarize(trace)
-    said, by = known(facts), np.bincount(trace.content["writer"], minlength=len(trace.readers)).tolist()
-    readers = [(reader, count) for reader, count in zip(trace.readers, by) if count] or [
+    known_facts = known(facts)
+    counts = np.bincount(trace.content["writer"], minlength=len(trace.readers)).tolist()
+    readers = [(reader, count) for reader, count in zip(trace.readers, counts) if count] or [
         (reader, 0) for reader in trace.readers
     ]
     ids = _counted((_text(reader.about_or_empty.environment.get("id")), count) for reader, count in readers)
     names = [name for name, _ in ids if name]
     title = ", ".join(names[:3]) + (" …" if len(names) > 3 else "") or trace.directory.name
     sections = [
-        _front(title, names, said, summary["steps"]),
+        _header(title, names, known_facts, summary["steps"]),
         MARK,
         f"# {prose(title)}",
-        *_about(said),
+        *_about(known_facts),
         "## What is recorded",
         *_recorded(trace, summary),
         "## The environment",
-        _points(_environment(readers, ids)),
-        *_scores(said.get("reference_scores", {}), summary["return"]["mean"]),
+        _bullets(_environment(readers, ids)),
+        *_scores(known_facts.get("reference_scores", {}), summary["return"]["mean"]),
         "## How it was recorded",
-        _points(_origin(trace, readers)),
-        *_more({key: value for key, value in facts.items() if key not in KNOWN}),
+        _bullets(_origin(trace, readers)),
+        *_other_facts({key: value for key, value in facts.items() if key not in KNOWN}),
         "## How to read it",
         _USE,
         "`gym-trace verify .` replays every episode in its environment and compares it bit for bit.",
-        *(["## Citation", block(said["citation"])] if "citation" in said else []),
+        *(["## Citation", block(known_facts["citation"])] if "citation" in known_facts else []),
     ]
     text = "\n\n".join(section for section in sections if section) + "\n"
     if path is not None:
@@ -95,15 +97,15 @@ def dataset_card(trace: TraceLike, path: str | os.PathLike[str] | None = None) -
     return text
 
 
-def _front(title: str, names: list[str], said: dict[str, Any], steps: int) -> str:
-    licence = str(said.get("license", ""))
-    by_name = licence.lower() in _LICENSES.split()
-    tags = ["reinforcement-learning", "gymnasium", "gym-trace", *names[:_MOST], *said.get("tags", ())]
+def _header(title: str, names: list[str], facts: dict[str, Any], steps: int) -> str:
+    licence = str(facts.get("license", ""))
+    is_known = licence.lower() in _LICENSES.split()
+    tags = ["reinforcement-learning", "gymnasium", "gym-trace", *names[:_MOST_LISTED], *facts.get("tags", ())]
     return front_matter(
         {
             "pretty_name": cut(title, 200),
-            **({"license": licence.lower() if by_name else "other"} if licence else {}),
-            **({} if by_name or not licence else {"license_name": cut(licence, 200)}),
+            **({"license": licence.lower() if is_known else "other"} if licence else {}),
+            **({} if is_known or not licence else {"license_name": cut(licence, 200)}),
             "task_categories": ["reinforcement-learning"],
             "tags": [cut(tag, 100) for tag in dict.fromkeys(tags)],
             "size_categories": [_SIZES[min(10, max(0, len(str(steps)) - 3))]],
@@ -112,30 +114,30 @@ def _front(title: str, names: list[str], said: dict[str, Any], steps: int) -> st
     )
 
 
-def _about(said: dict[str, Any]) -> Iterator[str]:
-    if "description" in said:
-        yield paragraphs(said["description"])
-    points = [("Author", prose(said["author"]))] if "author" in said else []
-    points += [("Licence", prose(said["license"]))] if "license" in said else []
-    points += [("Homepage", link(said["homepage"]))] if "homepage" in said else []
-    points += [("Tags", ", ".join(prose(tag, 100) for tag in said["tags"][:50]))] if "tags" in said else []
-    yield _points(points)
+def _about(facts: dict[str, Any]) -> Iterator[str]:
+    if "description" in facts:
+        yield paragraphs(facts["description"])
+    bullets = [("Author", prose(facts["author"]))] if "author" in facts else []
+    bullets += [("Licence", prose(facts["license"]))] if "license" in facts else []
+    bullets += [("Homepage", link(facts["homepage"]))] if "homepage" in facts else []
+    bullets += [("Tags", ", ".join(prose(tag, 100) for tag in facts["tags"][:50]))] if "tags" in facts else []
+    yield _bullets(bullets)
 
 
 def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in summary["outcomes"].items() if count)
     first, last = _day(trace.content["start_time"], np.min), _day(trace.content["end_time"], np.max)
-    points = [
+    bullets = [
         ("Episodes", f"{summary['episodes']:,}" + (f" ({outcomes})" if outcomes else "")),
         ("Steps", f"{summary['steps']:,}"),
     ]
     if trace.whole is trace:
-        points.append(("Bytes", f"{sum(reader.size for reader in trace.readers):,}"))
+        bullets.append(("Bytes", f"{sum(reader.size for reader in trace.readers):,}"))
     if first:
-        points.append(("When", first if last in (first, "") else f"{first} to {last}"))
+        bullets.append(("When", first if last in (first, "") else f"{first} to {last}"))
     if trace.damage:
-        points.append(("Damaged ranges", f"{len(trace.damage):,}; `gym-trace check` lists them"))
-    yield _points(points)
+        bullets.append(("Damaged ranges", f"{len(trace.damage):,}; `gym-trace check` lists them"))
+    yield _bullets(bullets)
     objectives = summary["objectives"]
     returns = [(f"return[{i}]", objective) for i, objective in enumerate(objectives)] or [("return", summary["return"])]
     names = ("mean", "std", "min", "median", "max")
@@ -150,9 +152,9 @@ def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
     if splits:
         rows = [
             (prose(name, 100) or "–", f"{group['episodes']:,}", f"{group['steps']:,}", _mean(group))
-            for name, group in list(splits.items())[: 4 * _MOST]
+            for name, group in list(splits.items())[: 4 * _MOST_LISTED]
         ]
-        rows += [(rest, "", "", "") for rest in _rest(len(splits), 4 * _MOST)]
+        rows += [(rest, "", "", "") for rest in _rest(len(splits), 4 * _MOST_LISTED)]
         yield table(["split", "episodes", "steps", "mean return"], rows)
 
 
@@ -160,14 +162,14 @@ def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, i
     if len(ids) == 1:
         yield "Id", code(ids[0][0]) if ids[0][0] else "none"
     else:
-        listed = [f"{code(name, 100) if name else 'none'} ({count:,} episodes)" for name, count in ids[:_MOST]]
-        yield "Ids", ", ".join([*listed, *_rest(len(ids), _MOST)])
+        listed = [f"{code(name, 100) if name else 'none'} ({count:,} episodes)" for name, count in ids[:_MOST_LISTED]]
+        yield "Ids", ", ".join([*listed, *_rest(len(ids), _MOST_LISTED)])
     first = readers[0][0].about_or_empty
     if kind := _text(first.environment.get("class")):
         yield "Class", code(kind)
     for title, name in (("Observations", "observation_space"), ("Actions", "action_space")):
-        different = {pack_lenient(reader.about_or_empty.raw.get(name))[0] for reader, _ in readers}
-        yield title, code(space_text(first.raw.get(name))) + _others(different)
+        variants = {pack_lenient(reader.about_or_empty.raw.get(name))[0] for reader, _ in readers}
+        yield title, code(space_text(first.raw.get(name))) + _others(variants)
     wrappers = first.environment.get("wrappers")
     if isinstance(wrappers, list) and wrappers:
         yield "Wrappers", ", ".join(code(_text(name).rpartition(".")[2], 100) for name in wrappers[:20])
@@ -175,15 +177,15 @@ def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, i
     for reader, _ in readers:
         for package, version in list(reader.about_or_empty.versions.items())[:50]:
             versions.setdefault(_text(package), {})[_text(version)] = None
-    listed = [f"{package} {', '.join(list(found)[:_MOST])}" for package, found in list(versions.items())[:50]]
-    yield "Versions", ", ".join(code(one, 100) for one in listed)
+    listed = [f"{package} {', '.join(list(found)[:_MOST_LISTED])}" for package, found in list(versions.items())[:50]]
+    yield "Versions", ", ".join(code(text, 100) for text in listed)
 
 
 def _scores(scores: dict[str, Any], mean: float | None) -> Iterator[str]:
     if not scores:
         return
     yield "## Reference scores"
-    rows = [(prose(name, 100) or "–", _score(score)) for name, score in list(scores.items())[: 4 * _MOST]]
+    rows = [(prose(name, 100) or "–", _score(score)) for name, score in list(scores.items())[: 4 * _MOST_LISTED]]
     yield table(["policy", "return"], rows)
     random, expert = _float(scores.get("random")), _float(scores.get("expert"))
     if mean is not None and random is not None and expert is not None and expert != random:
@@ -192,56 +194,59 @@ def _scores(scores: dict[str, Any], mean: float | None) -> Iterator[str]:
 
 
 def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[tuple[str, str]]:
-    made = _counted((_made(reader), count) for reader, count in readers)
-    for text, count in made[:_MOST]:
-        episodes = f" ({count:,} episodes)" if len(made) > 1 else ""
+    makers = _counted((_maker(reader), count) for reader, count in readers)
+    for text, count in makers[:_MOST_LISTED]:
+        episodes = f" ({count:,} episodes)" if len(makers) > 1 else ""
         yield "Made by", (text or "unknown") + episodes
-    if len(made) > _MOST:
-        yield "Made by", f"{len(made) - _MOST:,} others"
+    if len(makers) > _MOST_LISTED:
+        yield "Made by", f"{len(makers) - _MOST_LISTED:,} others"
     seeded = int(np.count_nonzero(trace.content["seed"] != -1))
     yield "Seeds", f"{seeded:,} of {len(trace):,} episodes were reset with a seed"
     yield "Writers", f"{len(readers):,}"
     platforms = _counted((_text(reader.about_or_empty.raw.get("platform")), count) for reader, count in readers)
-    yield "On", ", ".join([*(code(name, 200) for name, _ in platforms[:_MOST] if name), *_rest(len(platforms), _MOST)])
+    names = [code(name, 200) for name, _ in platforms[:_MOST_LISTED] if name]
+    yield "On", ", ".join([*names, *_rest(len(platforms), _MOST_LISTED)])
     metadata = readers[0][0].about_or_empty.metadata
-    different = {pack_lenient(reader.about_or_empty.metadata)[0] for reader, _ in readers}
-    if metadata is not None or len(different) > 1:
-        yield "Metadata", code(json.dumps(plain(metadata), ensure_ascii=False)) + _others(different)
+    variants = {pack_lenient(reader.about_or_empty.metadata)[0] for reader, _ in readers}
+    if metadata is not None or len(variants) > 1:
+        yield "Metadata", code(json.dumps(plain(metadata), ensure_ascii=False)) + _others(variants)
 
 
-def _made(reader: WriterReader) -> str:
+def _maker(reader: WriterReader) -> str:
     """Return command, policy and commit as Markdown. Fields recorded only on request, such as argv, are omitted."""
-    provenance = reader.about_or_empty.raw.get("provenance")
-    known = provenance if isinstance(provenance, dict) else {}
-    words = {"command": "", "policy": "policy ", "commit": "commit "}
-    parts = [word + code(_text(known[name]), 100) for name, word in words.items() if known.get(name)]
-    return ", ".join(parts) + (" and uncommitted changes" if known.get("commit") and known.get("dirty") is True else "")
+    raw = reader.about_or_empty.raw.get("provenance")
+    provenance = raw if isinstance(raw, dict) else {}
+    labels = {"command": "", "policy": "policy ", "commit": "commit "}
+    parts = [label + code(_text(provenance[name]), 100) for name, label in labels.items() if provenance.get(name)]
+    is_dirty = provenance.get("commit") and provenance.get("dirty") is True
+    return ", ".join(parts) + (" and uncommitted changes" if is_dirty else "")
 
 
-def _more(facts: dict[str, Any]) -> Iterator[str]:
+def _other_facts(facts: dict[str, Any]) -> Iterator[str]:
     if facts:
         yield "## More"
-        yield _points((prose(key, 100), code(json.dumps(plain(value), ensure_ascii=False))) for key, value in
-                      list(facts.items())[: 4 * _MOST])  # fmt: skip
+        yield _bullets((prose(key, 100), code(json.dumps(plain(value), ensure_ascii=False))) for key, value in
+                       list(facts.items())[: 4 * _MOST_LISTED])  # fmt: skip
 
 
-# -- small things -----------------------------------------------------------------------------------------------------
+# -- helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _points(points: Any) -> str:
-    return "\n".join(f"- **{name}**: {value}" for name, value in points if value)
+def _bullets(pairs: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"- **{name}**: {value}" for name, value in pairs if value)
 
 
 def _counted(pairs: Iterator[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the names with the sums of their counts, the largest first."""
     counts: Counter[str] = Counter()
     for name, count in pairs:
         counts[name] += count
     return counts.most_common()
 
 
-def _others(different: set[bytes]) -> str:
+def _others(variants: set[bytes]) -> str:
     """Return a suffix that counts the other variants."""
-    number = len(different) - 1
+    number = len(variants) - 1
     return f" (and {number:,} {'other' if number == 1 else 'others'})" if number else ""
 
 
@@ -254,12 +259,12 @@ def _text(value: Any) -> str:
 
 
 def _day(times: Any, which: Any) -> str:
-    there = times[~np.isnat(times)]
-    return str(np.datetime_as_string(which(there), "D")) if len(there) else ""
+    known_times = times[~np.isnat(times)]
+    return str(np.datetime_as_string(which(known_times), "D")) if len(known_times) else ""
 
 
 def _mean(group: dict[str, Any]) -> str:
-    return _score([one["mean"] for one in group["objectives"]] or group["return"]["mean"])
+    return _score([objective["mean"] for objective in group["objectives"]] or group["return"]["mean"])
 
 
 def _score(score: Any) -> str:
@@ -267,14 +272,14 @@ def _score(score: Any) -> str:
 
 
 def _float(score: Any) -> float | None:
-    return float(score) if isinstance(score, (int, float)) and abs(score) < _ENDLESS else None
+    return float(score) if isinstance(score, (int, float)) and abs(score) < _HUGE else None
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
     if not -1e15 < value < 1e15:
-        return f"{float(value):.4g}" if abs(value) < _ENDLESS else "beyond all bounds"
+        return f"{float(value):.4g}" if abs(value) < _HUGE else "beyond all bounds"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == math.floor(value) else f"{value:.4g}"
 
 
@@ -305,7 +310,7 @@ def prose(text: str, most: int = 300) -> str:
 
 def paragraphs(text: str) -> str:
     """Return text escaped, with its line breaks."""
-    return "\n".join(_escaped(printable(line.strip())) for line in cut(text, _LONGEST).strip().splitlines())
+    return "\n".join(_escaped(printable(line.strip())) for line in cut(text, _MOST_CHARACTERS).strip().splitlines())
 
 
 def code(text: str, most: int = 600) -> str:
@@ -317,7 +322,7 @@ def code(text: str, most: int = 600) -> str:
 
 
 def block(text: str) -> str:
-    lines = [printable(line) for line in cut(text, _LONGEST).strip().splitlines()]
+    lines = [printable(line) for line in cut(text, _MOST_CHARACTERS).strip().splitlines()]
     fence = "`" * max(3, 1 + max(map(_longest_run, lines), default=0))
     return "\n".join([fence, *lines, fence])
 
@@ -334,7 +339,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Return text, shortened to `most` characters."""
+    """Return text, shortened to `most` characters and an ellipsis."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 

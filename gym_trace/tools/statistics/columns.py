@@ -13,12 +13,12 @@ from gym_trace.data.moments import RunningMoments
 from gym_trace.data.values import Array
 from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.playback.trace import Trace
-from gym_trace.tools.statistics.accumulators import Curve, Tally, Variety, described
+from gym_trace.tools.statistics.accumulators import Curve, Tally, Variety, moments_as_json
 
 DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram
-DISTINCT_CATEGORIES = 4096  # same for discrete actions and observations
-MOST_ROW_DIMENSIONS = 512  # a longer flat array is described as a whole
-MOST_GRID_DIMENSIONS = 64  # same for arrays of several axes, such as small images
+DISTINCT_CATEGORIES = 4096  # discrete actions and observations counted individually
+MOST_ROW_DIMENSIONS = 512  # longer flat arrays are described as a whole
+MOST_GRID_DIMENSIONS = 64  # larger arrays of several axes, such as images, are described as a whole
 _VALUES = frozenset(("observations", "actions", "rewards"))
 
 
@@ -30,31 +30,31 @@ class ColumnValues:
         self._leaves: dict[Any, LeafValues] = {}
 
     def add(self, leaves: Mapping[Path, tuple[Leaf, PlainSpace]], columns: Mapping[Path, Array]) -> None:
-        """Add rows of columns. leaves: those of the spaces that the columns belong to."""
+        """Add rows of columns. leaves: leaves of the spaces of these columns, by path."""
         for path, (leaf, space) in leaves.items():
             if path in columns:
-                self._of(LeafValues(leaf, space)).add(columns[path])
+                self._values_like(LeafValues(leaf, space)).add(columns[path])
         if ("rewards",) in columns:
             self._rewards.add(columns["rewards",])
 
     def merge(self, other: ColumnValues) -> None:
         self._rewards.merge(other._rewards)
         for values in other._leaves.values():
-            self._of(LeafValues(values.leaf, values.space)).merge(values)
+            self._values_like(LeafValues(values.leaf, values.space)).merge(values)
 
-    def _of(self, empty: LeafValues) -> LeafValues:
+    def _values_like(self, empty: LeafValues) -> LeafValues:
         """Return the values of this leaf so far. Other environments may use the same name for another kind of leaf."""
         return self._leaves.setdefault(empty.key, empty)
 
     def result(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"rewards": self._rewards.result(), "actions": [], "observations": []}
+        result: dict[str, Any] = {"rewards": self._rewards.result(), "actions": [], "observations": []}
         for values in self._leaves.values():
-            described[str(values.leaf.path[0])].append(values.result())
-        return described
+            result[str(values.leaf.path[0])].append(values.result())
+        return result
 
 
 class StepValues:
-    """Statistics of any columns, without their spaces: of some steps, say."""
+    """Statistics of any columns, without their spaces, for example of the steps found by a condition."""
 
     def __init__(self) -> None:
         self._leaves: dict[Any, LeafValues] = {}
@@ -68,7 +68,7 @@ class StepValues:
         self._leaves[key].add(rows)
 
     def result(self) -> list[dict[str, Any]]:
-        """Return the statistics of each column, in the order in which they came; see LeafValues.result."""
+        """Return the statistics of each column, in the order in which columns were added; see LeafValues.result."""
         return [values.result() for values in self._leaves.values()]
 
 
@@ -81,9 +81,9 @@ def describe_columns(
 
     Args:
         group_of_episode: (episodes,) int, the group of each episode of the trace.
-        on_progress: called with the number of steps done and in all.
+        on_progress: called with the number of steps done and the total.
     """
-    described = [ColumnValues() for _ in range(groups)]
+    values = [ColumnValues() for _ in range(groups)]
     done, total = 0, sum(int(reader.fragments.steps.sum(dtype=np.int64)) for reader in trace.readers)
     for block in Scan(trace.content, _VALUES, finals=OMITTED, prefix=False):
         group_of_run = group_of_episode[block.episode]
@@ -96,15 +96,15 @@ def describe_columns(
                     path: rows[np.repeat(is_of_group, np.diff(block.offsets(path)))]
                     for path, rows in block.columns.items()
                 }
-            described[group].add(block.reader.about.leaves, columns)
+            values[group].add(block.reader.about.leaves, columns)
         done += block.size
         if on_progress is not None:
             on_progress(done, total)
-    return described
+    return values
 
 
 class LeafValues:
-    """Statistics of the values of one leaf of a space, by its kind of space."""
+    """Statistics of the values of one leaf of a space; the kind of space decides which."""
 
     def __init__(self, leaf: Leaf, space: PlainSpace):
         self.leaf = leaf
@@ -113,10 +113,10 @@ class LeafValues:
         self.rows = 0
         self.misfits = 0  # rows that are not numbers with the shape of the space
         size = math.prod(leaf.shape)
-        self._whole = size > (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
-        self._width = 1 if self._whole else size
-        self._counts = not self._whole and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary")
-        self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size if self._counts else 0)]
+        self._is_whole = size > (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
+        self._width = 1 if self._is_whole else size
+        self._is_discrete = not self._is_whole and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary")
+        self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size if self._is_discrete else 0)]
         self._moments, self._curve, self._variety = RunningMoments(self._width), Curve(self._width), Variety()
 
     @property
@@ -134,7 +134,7 @@ class LeafValues:
         for array in numbers:
             rows = array.reshape(-1, self._width) if array.size else np.empty((0, self._width))
             self._curve.add(rows)
-            if not self._counts:
+            if not self._is_discrete:
                 self._moments.add(rows)
             for tally, column in zip(self._tallies, rows.T):
                 tally.add(column)
@@ -142,22 +142,25 @@ class LeafValues:
     def merge(self, other: LeafValues) -> None:
         self.rows += other.rows
         self.misfits += other.misfits
-        for mine, others in zip(self._tallies, other._tallies):
-            mine.merge(others)
+        for tally, other_tally in zip(self._tallies, other._tallies):
+            tally.merge(other_tally)
         self._moments.merge(other._moments)
         self._curve.merge(other._curve)
         self._variety.merge(other._variety)
 
     def result(self) -> dict[str, Any]:
-        """Return path, space, shape, rows, misfits, and one of: dimensions (one entry per element of a row), all (all
-        elements of all rows), or the distinct values. An entry has a curve; see accumulators.Curve."""
+        """Return the statistics as plain data.
+
+        Keys: path, space, shape, rows, misfits, and one of: dimensions (one entry per element of a row), all (one entry
+        for all elements of all rows), or the keys of Variety.result(). Each entry has a curve; see accumulators.Curve.
+        """
         common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
         common["misfits"] = self.misfits
         if self.leaf.dtype is None:
             return {**common, **self._variety.result()}
-        known = [tally.result() for tally in self._tallies] if self._counts else described(self._moments)
-        columns = [{**column, "curve": curve} for column, curve in zip(known, self._curve.result())]
-        if self._whole:
+        values = [tally.result() for tally in self._tallies] if self._is_discrete else moments_as_json(self._moments)
+        columns = [{**column, "curve": curve} for column, curve in zip(values, self._curve.result())]
+        if self._is_whole:
             return {**common, "all": columns[0]}
         indices = np.ndindex(self.leaf.shape)
         return {**common, "dimensions": [{"index": list(i), **column} for i, column in zip(indices, columns)]}
@@ -167,13 +170,13 @@ def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
     """Return the rows that are numbers of this shape, as one array per dtype."""
     if rows.dtype != object:
         return [rows] if rows.dtype.kind in "biuf" and rows.shape[1:] == shape else []
-    fitting: dict[np.dtype[Any], list[Array]] = {}
+    by_dtype: dict[np.dtype[Any], list[Array]] = {}
     for value in rows:
         if isinstance(value, (np.ndarray, np.generic, bool, int, float)) and np.shape(value) == shape:
             array = np.asarray(value)
             if array.dtype.kind in "biuf":
-                fitting.setdefault(array.dtype, []).append(array)
-    return [np.array(arrays, dtype) for dtype, arrays in fitting.items()]
+                by_dtype.setdefault(array.dtype, []).append(array)
+    return [np.array(arrays, dtype) for dtype, arrays in by_dtype.items()]
 
 
 class Rewards:
@@ -182,13 +185,13 @@ class Rewards:
     def __init__(self) -> None:
         self.misfits = 0  # rewards that are neither a number nor an array of numbers
         self._tally = Tally(DISTINCT_VALUES)
-        # By the number of objectives; 0: single numbers.
+        # by number of objectives; 0: rewards that are single numbers
         self._numbers: dict[int, tuple[RunningMoments, Curve]] = {0: (RunningMoments(1), Curve(1))}
 
     def add(self, rows: Array) -> None:
         if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
-            several = rows.reshape(len(rows), -1)
-            return self._add(several.shape[1], several)
+            objectives = rows.reshape(len(rows), -1)
+            return self._add(objectives.shape[1], objectives)
         numbers = numbers_in(rows, ())
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
@@ -199,23 +202,24 @@ class Rewards:
         self.misfits += other.misfits
         self._tally.merge(other._tally)
         for objectives, (moments, curve) in other._numbers.items():
-            mine = self._of(objectives)
-            mine[0].merge(moments)
-            mine[1].merge(curve)
+            own_moments, own_curve = self._accumulators(objectives)
+            own_moments.merge(moments)
+            own_curve.merge(curve)
 
     def _add(self, objectives: int, rows: Array) -> None:
-        for accumulator in self._of(objectives):
+        for accumulator in self._accumulators(objectives):
             accumulator.add(rows)
 
-    def _of(self, objectives: int) -> tuple[RunningMoments, Curve]:
+    def _accumulators(self, objectives: int) -> tuple[RunningMoments, Curve]:
         return self._numbers.setdefault(objectives, (RunningMoments(objectives), Curve(objectives)))
 
     def result(self) -> dict[str, Any]:
         """Return the statistics. objectives: moments of each objective, grouped by the number of objectives."""
         single, *objectives = [
-            {"index": [i], **known, "curve": points}
+            {"index": [i], **column, "curve": points}
             for _, (moments, curve) in sorted(self._numbers.items())
-            for i, (known, points) in enumerate(zip(described(moments), curve.result()))
+            for i, (column, points) in enumerate(zip(moments_as_json(moments), curve.result()))
         ]
         del single["index"]
-        return {**single, "misfits": self.misfits, **self._tally.gathered().result(), "objectives": objectives}
+        counts = self._tally.as_histogram_if_continuous().result()
+        return {**single, "misfits": self.misfits, **counts, "objectives": objectives}

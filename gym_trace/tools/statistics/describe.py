@@ -27,10 +27,10 @@ from gym_trace.storage.remote.address import is_url, local_path, redacted
 from gym_trace.tools.statistics.summary import by_episode, summarize
 
 DEEPEST = 3  # levels of directories searched for traces
-STATES = ("recording", "killed", "failed", "closed")  # the first state of any writer is the state of the trace
-_SEARCH_SECONDS = 600.0  # for the directories below a URL, of which a server may list any number
+STATES = ("recording", "killed", "failed", "closed")  # the first of these that a writer has is the trace's state
+_SEARCH_SECONDS = 600.0  # time limit below a URL, because a server may list any number of directories
 _FIRST_SEEDS = 5
-_DEEPEST = 32
+_DEEPEST = 32  # levels of nested metadata
 _BLOCK = 1000  # episodes listed together
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
 _NO_SEED = -1  # in the table of episodes
@@ -42,23 +42,24 @@ def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
     """Describe a trace as plain data for JSON. Reads no steps.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         brief: only count episodes, steps, bytes and recording (writers that record): fast enough for polling.
 
     Returns:
-        environment (as recorded: id, class, wrappers, render_mode, spec, note), function (the call that made it,
-        as text; None if unknown), observation_space and action_space (as
-        text), versions, platform, recorder, metadata, provenance, branch (writer, episode_id and step that its episodes
-        branch from, and the seed; or None): of the first writer with episodes. facts: see Trace.facts. seeds: numbers
-        of seeded and unseeded episodes, and the first seeds. episodes, steps: including running episodes. bytes: size
-        of the directory on disk, like du.
+        From the first writer with episodes: environment (as recorded: id, class, wrappers, render_mode, spec, note),
+        function (the call that made it, as text; None if unknown), observation_space and action_space (as text),
+        versions, platform, recorder, metadata, provenance, branch (writer, episode_id and step that its episodes branch
+        from, and the seed; or None).
+
+        facts: see Trace.facts. seeds: numbers of seeded and unseeded episodes, and the first seeds. episodes, steps:
+        including running episodes. bytes: size of the directory on disk, like du.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
         compaction several writers share batches, and bytes is the writer's share. state: "recording" (its process
-        lives), "closed", "failed" (its files could not be written; problem has the reason) or "killed". ring_steps: the
-        steps that are only in its ring. pending: the actions it was executing when it died: episode (id), lane, step,
-        and action as text.
+        lives), "closed", "failed" (its files could not be written; problem has the reason) or "killed". ring_steps:
+        number of steps that are only in its ring. pending: actions that it was executing when it died: episode (id),
+        lane, step, and action as text.
 
         damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
     """
@@ -89,7 +90,7 @@ def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
 
 
 def _function_of(environment: Any) -> str | None:
-    """Return the call that made an environment; None if that was none, or is malformed."""
+    """Return the call that made an environment; None if no function did, or its description is malformed."""
     if not isinstance(environment, dict) or environment.get("factory") is None:
         return None
     from gym_trace.envs.consent import called  # lazy, as below
@@ -144,8 +145,8 @@ def _pending(writer: WriterReader) -> list[dict[str, Any]]:
     except CorruptTrace:
         return []
     return [
-        {"episode": one.episode, "lane": one.lane, "step": one.step, "action": shown(one.action(layout), 200)}
-        for one in writer.pending
+        {"episode": each.episode, "lane": each.lane, "step": each.step, "action": shown(each.action(layout), 200)}
+        for each in writer.pending
     ]
 
 
@@ -228,10 +229,11 @@ def _is_trace(directory: str | os.PathLike[str]) -> bool:
 
 
 def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
-    """Yield the traces in a directory and below it, by name, also those below traces; deepest 0: only itself.
+    """Yield the directories of traces at or below a directory, by name.
 
-    Skips links, hidden directories, and what is below traces at URLs, where each would take a request more. Raises
-    TraceNotFound for a missing directory, RemoteError where the search below a URL takes ten minutes.
+    Skips links, hidden directories and, to save requests, directories below a trace at a URL. deepest: levels to search
+    below the directory. Raises TraceNotFound for a missing directory, and RemoteError if the search below a URL takes
+    ten minutes.
     """
     return _traces_in(os.fspath(directory), deepest, time.monotonic() + _SEARCH_SECONDS)
 
@@ -250,19 +252,19 @@ def _traces_in(path: str, deepest: int, until: float) -> Iterator[str]:
 
 
 def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Array] | None = None) -> dict[str, Any]:
-    """Summarize a trace as plain data for JSON. Reads the index; with several objectives, also the rewards.
+    """Summarize a trace as plain data for JSON. Reads the index; if rewards are several numbers each, also the rewards.
 
     Args:
         directory: directory of the trace.
         select: returns the indices of the episodes that episodes, steps, return and times describe; None: all.
 
     Returns:
-        directory; environments: their ids, None for one without; episodes; steps; return: mean of complete episodes,
-        None without any, a list of means if rewards are several numbers; bytes: size of the directory on disk, like du;
-        state: "recording" (a writer lives), "killed" (a writer died), "failed" (a writer could not write), "closed"
-        (all writers closed), "damaged" (opening found damage), or "unreadable"; writers: numbers of recording, killed,
-        failed and closed writers; start_time, end_time: of the first and last episode, UTC, in ISO 8601, None if
-        unknown; problem: the reading error or the first damage, otherwise None.
+        directory; environments: ids, or None for an environment without; episodes; steps; return: mean of complete
+        episodes, None without any, a list of means if rewards are several numbers each; bytes: size of the directory on
+        disk, like du; state: "recording" (a writer lives), "killed" (a writer died), "failed" (a writer could not
+        write), "closed" (all writers closed), "damaged" (opening found damage), or "unreadable"; writers: numbers of
+        recording, killed, failed and closed writers; start_time, end_time: start of the first and end of the last
+        episode, UTC, in ISO 8601, None if unknown; problem: the reading error or the first damage, otherwise None.
     """
     root = storage_at(directory).root if is_url(directory) else os.fspath(directory)
     row: dict[str, Any] = {"directory": root, "environments": []}
@@ -272,8 +274,8 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         trace = Trace(directory)
     except (TraceError, OSError) as error:
         return row | {"state": "unreadable", "problem": shown(str(error), 1000)[1:-1]}
-    places = range(len(trace)) if select is None else select(trace)
-    chosen = trace if len(places) == len(trace) else trace[places]
+    indices = range(len(trace)) if select is None else select(trace)
+    chosen = trace if len(indices) == len(trace) else trace[indices]
     summary = summarize(chosen)
     means = [objective["mean"] for objective in summary["objectives"]]
     writers = Counter(state_of(writer) for writer in trace.readers)
@@ -298,17 +300,17 @@ def _manifest_mismatches(writer: WriterReader) -> Iterator[str]:
     """Yield a problem for each batch that is missing or whose size differs from the manifest."""
     for name, entry in writer.files.listed()[0].items():
         try:
-            there = writer.files.storage.size(name)
+            size = writer.files.storage.size(name)
         except FileNotFoundError:
             yield f"{writer.files.storage.path(name)}: missing, but listed in the manifest"
         else:
-            if there != (size := entry.get("bytes")):
-                yield f"{writer.files.storage.path(name)}: {there} bytes, but {size} in the manifest"
+            if size != (listed := entry.get("bytes")):
+                yield f"{writer.files.storage.path(name)}: {size} bytes, but {listed} in the manifest"
 
 
 def _id_of(environment: dict[str, Any]) -> str | None:
-    known = environment.get("id")
-    return known if isinstance(known, str) else None
+    env_id = environment.get("id")
+    return env_id if isinstance(env_id, str) else None
 
 
 def _time(times: Array, which: Callable[[Array], Any]) -> str | None:
@@ -322,41 +324,41 @@ def _time(times: Array, which: Callable[[Array], Any]) -> str | None:
 def list_episodes(trace: TraceLike) -> Iterator[dict[str, Any]]:
     """Yield a row of plain data for each episode of a trace or a view, as `gym-trace ls DIR --json` prints it.
 
-    Reads the index; where rewards are several numbers, also the rewards.
+    Reads the index; if rewards are several numbers each, also the rewards.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
 
     Yields:
         index, episode_id, writer, split, lane, first_step, steps, return, outcome, seed, duration in seconds,
-        start_time and end_time (UTC, ISO 8601); None for what is unknown. return is a list for rewards of several
-        numbers.
+        start_time and end_time (UTC, ISO 8601). Unknown values are None. return is a list if rewards are several
+        numbers each.
     """
     trace = as_trace(trace)
     whole, chosen = trace.whole, trace.chosen
     for begin in range(0, len(chosen), _BLOCK):
-        places = chosen[begin : begin + _BLOCK]
-        table = whole.episodes[places]
+        indices = chosen[begin : begin + _BLOCK]
+        table = whole.episodes[indices]
         columns = {name: table[name].tolist() for name in _STORED}
         for name in ("start_time", "end_time"):
             columns[name] = np.datetime_as_string(table[name], "us").tolist()
-        columns["return"] = _returns(whole, places, columns["return"])
+        columns["return"] = _returns(whole, indices, columns["return"])
         for values in zip(*columns.values()):
             yield _episode_row(whole, dict(zip(columns, values)))
 
 
-def _returns(trace: Trace, places: Array, known: list[float]) -> list[Any]:
-    """Return returns for JSON: None if unknown or infinite, a list for several objectives."""
-    if not any(map(math.isnan, known)):
-        return [value if math.isfinite(value) else None for value in known]
-    view = trace[places]
+def _returns(trace: Trace, indices: Array, indexed: list[float]) -> list[Any]:
+    """Return returns for JSON: None if unknown or infinite, a list for several objectives. indexed: from the index."""
+    if not any(map(math.isnan, indexed)):
+        return [value if math.isfinite(value) else None for value in indexed]
+    view = trace[indices]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damage, reported elsewhere
+        warnings.simplefilter("ignore")  # warnings of damage, which is reported elsewhere
         objectives = objective_returns(view.episodes, view.scan)
-    several = [None] * len(known) if objectives is None else objectives.tolist()
+    rows = [None] * len(indexed) if objectives is None else objectives.tolist()
     return [
         value if math.isfinite(value) else row if row is not None and all(map(math.isfinite, row)) else None
-        for value, row in zip(known, several)
+        for value, row in zip(indexed, rows)
     ]
 
 

@@ -24,7 +24,7 @@ QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # bins in the histograms of return and length
 _POINTS = 120  # points of the return curve
 _UNKNOWN = np.iinfo(np.int64).min  # an unknown time
-_BOOKKEEPING = ("fragments",)  # the fragment table, which is not recorded data
+_FRAGMENTS = ("fragments",)  # the fragment table, which is not recorded data
 
 
 def summarize(
@@ -37,33 +37,33 @@ def summarize(
     """Summarize a trace as plain data for JSON. Undefined numbers are None; no number is NaN.
 
     Without columns, only the index is read, so the call is fast for any trace. There are two exceptions: rewards of
-    several numbers each (objectives) and those of many agents are read, because the index has no returns of them.
+    several numbers each (objectives), and rewards of several agents, are read, because the index lacks their returns.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         by: "split", "writer" or "outcome": add the same summary of each group under "groups".
         columns: also read the rewards, actions and observations, in one pass and in bounded memory.
-        on_progress: called as ``on_progress(steps done, steps in all)`` while columns are read.
+        on_progress: called as ``on_progress(steps done, total steps)`` while columns are read.
 
     Returns:
-        episodes; parts: runs of steps, more than episodes if frames were filtered out or lost; filtered: True if frames
-        were filtered out, and length and return count only the kept steps; steps; repeated_steps: those of branched
-        episodes that repeat the episode they branch from, counted neither in steps nor in columns, but in length and
-        return; outcomes: number of episodes of each.
+        episodes; parts: number of runs of steps, more than episodes if frames were filtered out or lost; filtered: True
+        if frames were filtered out, so that length and return count only the recorded steps; steps; repeated_steps:
+        number of steps that branched episodes repeat, counted in length and return, but neither in steps nor in
+        columns; outcomes: number of episodes of each outcome.
 
         complete: number of complete episodes: terminated or truncated, with at least one step. Imported recordings
         rarely store how episodes ended: all of their episodes with a step are complete.
 
-        return, length: of complete episodes (in groups by outcome, of all episodes with a step): count, mean, std (of
-        the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (numbers of
-        episodes skipped for such a return). objectives: if rewards are several numbers each, one such entry per
-        objective; otherwise empty. agents: such an entry for the return of each agent, by its name, of the episodes in
-        which it was there; empty for a single agent. return_curve: mean returns of consecutive, equally large groups of
-        complete episodes, in the order of their start.
+        return, length: statistics over complete episodes (in groups by outcome, over all episodes with a step): count,
+        mean, std (of the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf
+        (numbers of episodes skipped for such a return). objectives: if rewards are several numbers each, one such entry
+        per objective; otherwise empty. agents: one such entry per agent, by its name, over the episodes in which it
+        took part; empty for a single agent. return_curve: mean returns of consecutive, equally large groups of complete
+        episodes, in the order of their start.
 
         duration, in seconds: wall (first start to last end), episodes (sum over ended episodes), running (time with at
         least one of these episodes running).
-        steps_per_second: of ended episodes, over the running time.
+        steps_per_second: steps of ended episodes per second of the running time.
 
         storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (raw_bytes / bytes), and
         for each column raw_bytes, stored_bytes, compression_ratio. None for views and groups by outcome, which share
@@ -73,8 +73,8 @@ def summarize(
         are many; objectives: moments of each objective), actions and observations (one entry per leaf of the space, see
         columns.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary; moments for Box, per
         dimension, or over all elements if there are very many, as in images; number of distinct values and examples for
-        non-numeric values Each entry of numbers has a curve: at most 40 means of consecutive, equally large
-        groups of rows, in stored order, writer by writer; None where no value of a group is finite.
+        non-numeric values. Each entry of numbers has a curve: at most 40 means of consecutive, equally large groups of
+        rows, in stored order, writer by writer; None where no value of a group is finite.
 
     Raises:
         TraceNotFound: no trace in the directory.
@@ -85,45 +85,44 @@ def summarize(
     codes = outcome_codes(trace.content)
     names, of_writer, groups = grouping(trace, by, codes)
     agents = agent_returns(trace.content, trace.scan)
-    facts = facts_of(trace, codes, groups, agents.values)
-    files = trace.readers if trace.whole is trace else None  # a view shares the files
-    summary = {"directory": str(trace.directory), **_summary(facts, agents.names, len(trace), files)}
+    episodes = episode_arrays(trace, codes, groups, agents.values)
+    writers = trace.readers if trace.whole is trace else None  # a view shares the files
+    summary = {"directory": str(trace.directory), **_summary(episodes, agents.names, len(trace), writers)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     if by is not None:
         parts = np.bincount(groups, minlength=len(names)).tolist()
-        order = np.argsort(facts.group, kind="stable")
-        members = np.split(order, np.searchsorted(facts.group[order], np.arange(1, len(names))))
-        are_own = files is not None and all(writer.has_own_files for writer in files)
+        order = np.argsort(episodes.group, kind="stable")
+        members = np.split(order, np.searchsorted(episodes.group[order], np.arange(1, len(names))))
+        have_own_files = writers is not None and all(writer.has_own_files for writer in writers)
         summary |= {"by": by, "groups": {}}
         for i, name in enumerate(names):
             if by == "outcome" and not len(members[i]):
                 continue
-            own = [writer for writer, group in zip(trace.readers, of_writer) if group == i]
-            found = _summary(
-                facts.take(members[i]), agents.names, parts[i], own if are_own and own else None, by == "outcome"
+            own = [writer for writer, group in zip(trace.readers, of_writer) if group == i] if have_own_files else None
+            summary["groups"][name] = _summary(
+                episodes.take(members[i]), agents.names, parts[i], own or None, by == "outcome"
             )
-            summary["groups"][name] = found
     if columns:
-        whole = ColumnValues()
+        of_trace = ColumnValues()
         for name, values in zip(names, describe_columns(trace, len(names), groups, on_progress)):
             if by is not None and name in summary["groups"]:
                 summary["groups"][name].update(values.result())
-            whole.merge(values)
-        summary |= whole.result()
+            of_trace.merge(values)
+        summary |= of_trace.result()
     return summary
 
 
 def grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], list[int], Array]:
-    """Return the names of the groups, the group of each writer (empty by outcome), and of each row of trace.episodes.
+    """Return the names of the groups, the group of each writer, and the group of each row of trace.episodes.
 
-    codes: the outcome of each row. Raises InvalidOption for another by.
+    By outcome, the list of writers is empty. codes: outcome of each row. Raises InvalidOption for an unknown by.
     """
     if by is not None and by not in GROUPINGS:
         raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
     if by == "outcome":
         return list(OUTCOMES), [], codes
-    named = {"split": [writer.about_or_empty.split for writer in trace.readers], "writer": trace.writers}
-    keys = named.get(str(by), [""] * len(trace.readers))
+    keys_by = {"split": [writer.about_or_empty.split for writer in trace.readers], "writer": trace.writers}
+    keys = keys_by.get(str(by), [""] * len(trace.readers))
     names = list(dict.fromkeys(keys))
     of_writer = [names.index(key) for key in keys]
     return names, of_writer, np.array(of_writer, np.int64)[trace.content["writer"]]
@@ -132,32 +131,41 @@ def grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], lis
 # -- from the index ---------------------------------------------------------------------------------------------------
 
 
-class Facts(NamedTuple):
-    """Arrays with one element per episode; the parts of an episode are merged."""
+class EpisodeArrays(NamedTuple):
+    """Arrays with one element per episode; the parts of an episode are merged.
+
+    Attributes:
+        outcome: index into OUTCOMES.
+        steps: number of steps without repeated ones; repeated: steps that repeat the episode branched from.
+        lengths: length of the whole episode; for recordings with statistics only, the recorded length.
+        objectives, agents: (episodes, objectives) and (episodes, agents), their returns.
+        complete: see complete_rows().
+        start, end, duration: nanoseconds; the smallest int64 for an unknown time.
+    """
 
     group: Array
-    outcome: Array  # index into OUTCOMES
-    steps: Array  # without those that repeat the episode branched from
+    outcome: Array
+    steps: Array
     repeated: Array
-    lengths: Array  # length of the whole episode; for recordings with statistics only, the recorded length
+    lengths: Array
     returns: Array
-    objectives: Array  # returns of several numbers, one column per objective
-    agents: Array  # returns of agents, one column per agent
-    complete: Array  # see complete_rows
-    start: Array  # ns; the smallest int64 if unknown
+    objectives: Array
+    agents: Array
+    complete: Array
+    start: Array
     end: Array
     duration: Array
 
-    def take(self, places: Array) -> Facts:
-        return Facts(*(array[places] for array in self))
+    def take(self, indices: Array) -> EpisodeArrays:
+        return EpisodeArrays(*(array[indices] for array in self))
 
     def counted(self, by_outcome: bool) -> Array:
-        """Return the episodes whose return and length count: the complete ones; by outcome, all with a step."""
+        """Return True for episodes whose return and length count: complete ones; by outcome, all with a step."""
         return self.lengths > 0 if by_outcome else self.complete
 
 
 def by_episode(table: Columns) -> tuple[Array, Array]:
-    """Return an order of the rows of Trace.episodes that joins the parts of episodes, and the positions of starts."""
+    """Return an order of the rows of Trace.episodes that joins the parts of episodes, and where each episode begins."""
     writer, episode = table["writer"], table["episode_id"]
     order = np.lexsort((episode, writer))
     writer, episode = writer[order], episode[order]
@@ -166,17 +174,14 @@ def by_episode(table: Columns) -> tuple[Array, Array]:
     return order, np.flatnonzero(opens)
 
 
-def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = None) -> Facts:
-    """Return the facts of each episode.
-
-    codes, groups, agents: outcome, group and returns of agents of each row of trace.episodes.
-    """
+def episode_arrays(trace: Trace, codes: Array, groups: Array, agents: Array | None = None) -> EpisodeArrays:
+    """codes, groups, agents: outcome, group and returns of agents of each row of trace.episodes."""
     table = trace.content
     order, begin = by_episode(table)
     first = order[begin]
 
     def summed(rows: Array | None) -> Array:
-        """Return the sums of the parts of each episode; no columns without rows."""
+        """Return the sums over the parts of each episode; None gives an array without columns."""
         values = np.empty((len(order), 0)) if rows is None else rows[order]
         with np.errstate(invalid="ignore"):
             return np.add.reduceat(values, begin, axis=0) if len(begin) < len(table) else values
@@ -184,48 +189,54 @@ def facts_of(trace: Trace, codes: Array, groups: Array, agents: Array | None = N
     steps, returns = summed(table["steps"]), summed(table["return"])
     repeated = summed(repeated_steps(table, trace.readers))
     objectives, of_agents = summed(objective_returns(table, trace.scan)), summed(agents)
-    bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
-    lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
+    lacks_steps = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
+    lengths = np.where(lacks_steps[table["writer"][first]], table["first_step"][first], steps)
     complete = complete_rows(table, trace.readers, first, lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
     group, outcome = groups[first], codes[first]
-    known = group, outcome, steps - repeated, repeated, lengths, returns, objectives, of_agents, complete
-    return Facts(*known, start, end, duration)
+    steps = steps - repeated
+    return EpisodeArrays(
+        group, outcome, steps, repeated, lengths, returns, objectives, of_agents, complete, start, end, duration
+    )
 
 
 def _summary(
-    facts: Facts, agents: list[Name], parts: int, writers: list[WriterReader] | None, of_outcome: bool = False
+    episodes: EpisodeArrays,
+    agents: list[Name],
+    parts: int,
+    writers: list[WriterReader] | None,
+    by_outcome: bool = False,
 ) -> dict[str, Any]:
-    """writers: those whose files have these episodes and no others; None: the files are shared."""
-    ended = facts.duration > 0
-    in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
-    running = _running_time(facts.start[ended], facts.duration[ended])
-    outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
-    counted = facts.take(np.flatnonzero(facts.counted(of_outcome)))
-    several = ~np.isnan(counted.objectives).all(axis=1)
+    """writers: writers whose files have these episodes and no others; None: the files are shared."""
+    count, ended = len(episodes.steps), episodes.duration > 0
+    in_episodes = float(episodes.duration[ended].sum(dtype=np.float64)) / 1e9
+    running = _running_time(episodes.start[ended], episodes.duration[ended])
+    outcomes = np.bincount(episodes.outcome, minlength=len(OUTCOMES)).tolist()
+    counted = episodes.take(np.flatnonzero(episodes.counted(by_outcome)))
+    has_objectives = ~np.isnan(counted.objectives).all(axis=1)
     by_start = counted.returns[np.argsort(counted.start, kind="stable")]
     return {
-        "episodes": len(facts.steps),
+        "episodes": count,
         "parts": parts,
-        "filtered": parts > len(facts.steps) or any(writer.about_or_empty.filters_frames for writer in writers or ()),
-        "steps": int(facts.steps.sum()),
-        "repeated_steps": int(facts.repeated.sum()),
-        "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
-        "complete": int(np.count_nonzero(facts.complete)),
-        "return": _spread(counted.returns[~several]),
+        "filtered": parts > count or any(writer.about_or_empty.filters_frames for writer in writers or ()),
+        "steps": int(episodes.steps.sum()),
+        "repeated_steps": int(episodes.repeated.sum()),
+        "outcomes": {name: number for name, number in zip(OUTCOMES, outcomes) if number},
+        "complete": int(np.count_nonzero(episodes.complete)),
+        "return": _spread(counted.returns[~has_objectives]),
         "length": _spread(counted.lengths),
         "agents": {str(name): _spread(values[~np.isnan(values)]) for name, values in zip(agents, counted.agents.T)},
-        "objectives": [_spread(objective) for objective in counted.objectives[several].T],
+        "objectives": [_spread(objective) for objective in counted.objectives[has_objectives].T],
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
-        "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},
-        "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,
+        "duration": {"wall": _wall_time(episodes), "episodes": in_episodes, "running": running},
+        "steps_per_second": float(episodes.lengths[ended].sum()) / running if running else None,
         "storage": None if writers is None else _storage(writers),
     }
 
 
-def _wall_time(facts: Facts) -> float | None:
-    starts, ends = facts.start[facts.start != _UNKNOWN], facts.end[facts.end != _UNKNOWN]
+def _wall_time(episodes: EpisodeArrays) -> float | None:
+    starts, ends = episodes.start[episodes.start != _UNKNOWN], episodes.end[episodes.end != _UNKNOWN]
     if not len(starts) or not len(ends):
         return None
     return max(0, int(ends.max()) - int(starts.min())) / 1e9
@@ -233,13 +244,13 @@ def _wall_time(facts: Facts) -> float | None:
 
 def _running_time(starts: Array, durations: Array) -> float:
     """Return the seconds with at least one episode running. starts, durations: in ns."""
-    known = starts != _UNKNOWN
-    alone = durations[~known].sum(dtype=np.float64)
-    starts, durations = starts[known], durations[known]
+    is_known = starts != _UNKNOWN
+    unknown = durations[~is_known].sum(dtype=np.float64)
+    starts, durations = starts[is_known], durations[is_known]
     order = np.argsort(starts, kind="stable")
     begins, ends = starts[order], (starts + durations)[order]
-    counted = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # the latest end before each episode
-    return float(alone + np.maximum(0, ends - np.maximum(begins, counted)).sum(dtype=np.float64)) / 1e9
+    latest_ends = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # of all earlier episodes
+    return float(unknown + np.maximum(0, ends - np.maximum(begins, latest_ends)).sum(dtype=np.float64)) / 1e9
 
 
 def _spread(values: Array) -> dict[str, Any]:
@@ -250,7 +261,7 @@ def _spread(values: Array) -> dict[str, Any]:
     spread |= {"quantiles": dict.fromkeys(map(str, QUANTILES)), "histogram": None}
     if len(good):
         with np.errstate(over="ignore", invalid="ignore"):
-            levels = np.quantile(good, [level / 100 for level in (*QUANTILES, 50)]).tolist()
+            levels = np.quantile(good, [percent / 100 for percent in (*QUANTILES, 50)]).tolist()
             mean, std = finite(good.mean()), finite(good.std())
         *quantiles, median = map(finite, levels)
         spread |= zip(names, (mean, std, good.min().item(), median, good.max().item()))
@@ -260,20 +271,20 @@ def _spread(values: Array) -> dict[str, Any]:
 
 def histogram(values: Array) -> dict[str, Any] | None:
     """Return bins of equal width; for whole numbers, the width is whole, too."""
-    least, largest = float(values.min()), float(values.max())
-    width = (largest - least) / _BINS
+    low, high = float(values.min()), float(values.max())
+    width = (high - low) / _BINS
     if not np.isfinite(width):
         return None
-    if least == largest:
+    if low == high:
         width, bins = 0.0, 1
-    elif (np.floor(values) == values).all() and largest < 2**53 and least > -(2**53):
-        width = np.ceil((largest - least + 1) / _BINS)
-        bins = int((largest - least) // width) + 1
+    elif (np.floor(values) == values).all() and high < 2**53 and low > -(2**53):
+        width = np.ceil((high - low + 1) / _BINS)
+        bins = int((high - low) // width) + 1
     else:
         bins = _BINS
-    places = np.zeros(len(values), np.int64) if not width else ((values - least) / width).astype(np.int64)
-    counts = np.bincount(np.minimum(places, bins - 1), minlength=bins)
-    return {"edges": [float(least + i * width) for i in range(bins + 1)], "counts": counts.tolist()}
+    indices = np.zeros(len(values), np.int64) if not width else ((values - low) / width).astype(np.int64)
+    counts = np.bincount(np.minimum(indices, bins - 1), minlength=bins)
+    return {"edges": [float(low + i * width) for i in range(bins + 1)], "counts": counts.tolist()}
 
 
 def _curve(values: Array) -> list[float | None]:
@@ -286,19 +297,19 @@ def _curve(values: Array) -> list[float | None]:
 
 def _storage(writers: list[WriterReader]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
-    in_files, raw = sum(writer.size for writer in writers), 0
+    file_bytes, raw_bytes = sum(writer.size for writer in writers), 0
     for batch in dict.fromkeys(batch for writer in writers for batch in writer.read_batches):
-        for path, (full, stored) in batch.totals.items():
+        for path, (raw, stored) in batch.totals.items():
             total = totals.setdefault("/".join(map(str, path)), [0, 0])
-            total[0] += full
+            total[0] += raw
             total[1] += stored
-            raw += 0 if path == _BOOKKEEPING else full
+            raw_bytes += 0 if path == _FRAGMENTS else raw
     return {
-        "bytes": in_files,
-        "raw_bytes": raw,
-        "compression_ratio": raw / in_files if in_files else None,
+        "bytes": file_bytes,
+        "raw_bytes": raw_bytes,
+        "compression_ratio": raw_bytes / file_bytes if file_bytes else None,
         "columns": {
-            name: {"raw_bytes": full, "stored_bytes": stored, "compression_ratio": full / stored if stored else None}
-            for name, (full, stored) in totals.items()
+            name: {"raw_bytes": raw, "stored_bytes": stored, "compression_ratio": raw / stored if stored else None}
+            for name, (raw, stored) in totals.items()
         },
     }

@@ -11,7 +11,7 @@ from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.storage.local import open_new
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_SMALLEST = (40, 10)  # minimum columns and rows of the terminal
+_MIN_SIZE = (40, 10)  # columns and rows of the terminal
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -27,7 +27,7 @@ class CastWriter:
         self._title = title
         self._part = path.with_name(path.name + ".part")
         self._file: TextIO | None = None
-        self._size = _SMALLEST
+        self._size = _MIN_SIZE
 
     def write(self, screen: Any) -> None:
         """Replace the current screen. Raises RenderingError, OSError."""

@@ -26,15 +26,15 @@ from gym_trace.tools.replay.observations import ObservationRows
 from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of
 
-_LONGEST = 60  # characters of a value in a caption
-_KEPT = 64 << 20  # bytes of compressed frames kept for seeking back
+_MOST_CHARACTERS = 60  # of a value in a caption
+_MOST_BYTES = 64 << 20  # of compressed frames, stored for seeking back
 
 
 class Viewer(Protocol):
     """Interface of a viewer of an episode. Any exception it raises ends the viewing.
 
     Attributes:
-        step: the wanted step, as the number of steps taken; 0 is after the reset.
+        step: number of the step to show; 0 is after the reset.
         fps: steps per second of the environment.
     """
 
@@ -42,7 +42,7 @@ class Viewer(Protocol):
     fps: float
 
     def see(self, frame: Any) -> None:
-        """Show the frame of the wanted step, then set .step to another one.
+        """Show the frame of the current step, then set .step to the next step to show.
 
         Args:
             frame: an image of uint8, (H, W), (H, W, 1) or (H, W, 3); text; or a list of (name, value).
@@ -52,25 +52,25 @@ class Viewer(Protocol):
         """Called with the result of the replay before its frames are shown."""
 
     def wait(self) -> None:
-        """Called periodically while steps are replayed without being shown, such as those before the wanted step."""
+        """Called periodically while steps are replayed without being shown, such as steps before the one to show."""
 
 
 def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None = 1) -> None:
     """Show recorded observations. Raises CorruptTrace.
 
     Args:
-        smallest: show images with sides of at least this many pixels, if any; None: show all values.
+        smallest: show images with sides of at least this many pixels, if there are any; None: show all values.
     """
     rows, episode = ObservationRows(trace, index), trace[index]
-    end = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # last known row
+    last = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # last known row
     viewer.fps = DEFAULT_FPS
     leaf = None if smallest is None else picture_leaf(rows.layout, smallest)
     named = [("/".join(map(str, leaf.path[1:])) or "observation", leaf) for leaf in rows.layout.leaves()]
     while True:
         if leaf is not None:
-            viewer.see(picture_of(rows.value(leaf, min(viewer.step, end))))
+            viewer.see(picture_of(rows.value(leaf, min(viewer.step, last))))
         else:
-            viewer.see([(name, rows.value(leaf, min(viewer.step, end))) for name, leaf in named])
+            viewer.see([(name, rows.value(leaf, min(viewer.step, last))) for name, leaf in named])
 
 
 def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> None:
@@ -78,10 +78,10 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
 
     Raises:
         EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
-        RenderingError: a wanted step has no frame.
+        RenderingError: a step to show has no frame.
         CorruptTrace
     """
-    seen = _Seen()
+    frames = _LatestFrames()
 
     def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
         if step == 0:
@@ -90,22 +90,22 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
             frame = rendered_frame(env)
             if not isinstance(frame, str) and (not isinstance(frame, np.ndarray) or frame.dtype.hasobject):
                 raise RenderingError(f"render() returned {type(frame).__name__}; expected text or an image")
-            seen.keep(step, frame)
+            frames.add(step, frame)
         while viewer.step <= step:
-            if viewer.step not in seen:
-                raise _FromTheStart
-            viewer.see(seen.frame(viewer.step))
+            if viewer.step not in frames:
+                raise _Restart
+            viewer.see(frames.frame(viewer.step))
 
     while True:
-        with suppress(_FromTheStart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:
+        with suppress(_Restart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:
             for played in playing:
-                made = partial(_showing_env, played.lane, making)
-                verdict = played.replay.film(played.position, watch, made, viewer.show_verdict)
+                make = partial(_env_for_terminals, played.lane, making)
+                verdict = played.replay.film(played.position, watch, make, viewer.show_verdict)
                 reason = verdict.reason or str(verdict.difference or "the replay ends before it")
                 raise RenderingError(f"this step cannot be replayed: {reason}")
 
 
-def _showing_env(lane: Lane, making: Making) -> gymnasium.Env[Any, Any]:
+def _env_for_terminals(lane: Lane, making: Making) -> gymnasium.Env[Any, Any]:
     """Build the environment of a lane with a render mode for a terminal."""
     env = made_env(lane, making, None)
     modes = tuple((env.metadata or {}).get("render_modes") or ())
@@ -113,11 +113,11 @@ def _showing_env(lane: Lane, making: Making) -> gymnasium.Env[Any, Any]:
     return made_env(lane, making, "ansi" if "ansi" in modes else "rgb_array")
 
 
-class _FromTheStart(Exception):
-    """The wanted step is no longer kept: replay from the start."""
+class _Restart(Exception):
+    """The frame of the step to show is no longer stored: replay from the start."""
 
 
-class _Seen:
+class _LatestFrames:
     """Compressed frames of the latest steps."""
 
     def __init__(self) -> None:
@@ -129,21 +129,23 @@ class _Seen:
     def __contains__(self, step: int) -> bool:
         return step in self._frames
 
-    def keep(self, step: int, frame: Any) -> None:
-        kept: tuple[bytes, Any]
+    def add(self, step: int, frame: Any) -> None:
         if isinstance(frame, str):
-            kept = self._compress(frame.encode("utf-8", "surrogatepass")), None
+            compressed, row_type = self._compress(frame.encode("utf-8", "surrogatepass")), None
         else:
-            kept = self._compress(frame.tobytes()), (frame.dtype, frame.shape)
-        self._frames[step] = kept
-        self._size += len(kept[0])
-        while self._size > _KEPT and len(self._frames) > 1:
+            compressed, row_type = self._compress(frame.tobytes()), (frame.dtype, frame.shape)
+        self._frames[step] = compressed, row_type
+        self._size += len(compressed)
+        while self._size > _MOST_BYTES and len(self._frames) > 1:
             self._size -= len(self._frames.popitem(last=False)[1][0])
 
     def frame(self, step: int) -> Any:
-        raw, kind = self._frames[step]
-        data = self._decompress(raw)
-        return data.decode("utf-8", "surrogatepass") if kind is None else np.frombuffer(data, kind[0]).reshape(kind[1])
+        compressed, row_type = self._frames[step]
+        data = self._decompress(compressed)
+        if row_type is None:
+            return data.decode("utf-8", "surrogatepass")
+        dtype, shape = row_type
+        return np.frombuffer(data, dtype).reshape(shape)
 
 
 def rendered_frame(env: gymnasium.Env[Any, Any]) -> Any:
@@ -188,12 +190,11 @@ class StepCaptions:
 
     def at(self, step: int) -> list[str]:
         """Return the lines after `step` steps."""
-        taken = self._first_step + step
-        first = f"step {taken}   return {_number(self._returns[step])}"
+        line = f"step {self._first_step + step}   return {_number(self._returns[step])}"
         if step == 0:
-            return [first, "reset"]
+            return [line, "reset"]
         action = _short(row_of(self._actions, step - 1))
-        return [first, f"reward {_number(self.rewards[step - 1])}   action {action}"]
+        return [line, f"reward {_number(self.rewards[step - 1])}   action {action}"]
 
 
 def _returns(rewards: Array) -> Array | list[Any]:
@@ -225,4 +226,4 @@ def _short(value: Any) -> str:
     else:
         text = str(value)
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

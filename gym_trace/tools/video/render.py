@@ -24,12 +24,12 @@ from gym_trace.tools.video.frames import StepCaptions, picture_leaf, rendered_fr
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")
-_PATTERN = "{}"
+_PLACEHOLDER = "{}"  # of the episode number in a path
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A finished video. verdict: of the replay that it shows; None if it shows recorded observations."""
+    """A finished video. verdict: verdict on the replay that it shows; None if it shows recorded observations."""
 
     index: int
     path: Path
@@ -38,10 +38,10 @@ class Rendered:
 
 
 class Destination:
-    """Output path and format of videos; see render(). Any unknown suffix raises, except of a directory.
+    """Output path and format of videos; see render().
 
     Raises:
-        InvalidOption
+        InvalidOption: an unknown suffix, unless it belongs to a directory; or an unknown format.
     """
 
     def __init__(self, out: str | os.PathLike[str], form: str | None = None):
@@ -49,8 +49,8 @@ class Destination:
         self._out = Path(out)
         suffix = self._out.suffix.lower().removeprefix(".")
         self._is_file = suffix in FORMATS
-        is_mistaken = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
-        if is_mistaken and form is None and not str(out).endswith("/") and not self._out.is_dir():
+        is_unknown = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
+        if is_unknown and form is None and not str(out).endswith("/") and not self._out.is_dir():
             known = ", ".join(f".{name}" for name in FORMATS)
             raise InvalidOption(f"{out}: unknown suffix .{suffix}; use {known}, or end the name of a directory in /")
         if form is not None and form not in FORMATS:
@@ -62,17 +62,17 @@ class Destination:
     def paths(self, indices: list[int]) -> dict[int, Path]:
         """Return the path for each of these episodes. Raises InvalidOption if they would share one file."""
         if not self._is_file:
-            out = self._out / f"episode-{_PATTERN}.{self.form}"
-        elif len(indices) < 2 or _PATTERN in self._out.name:
+            out = self._out / f"episode-{_PLACEHOLDER}.{self.form}"
+        elif len(indices) < 2 or _PLACEHOLDER in self._out.name:
             out = self._out
         else:
-            pattern = self._out.with_name(f"{self._out.stem}-{_PATTERN}{self._out.suffix}")
+            pattern = self._out.with_name(f"{self._out.stem}-{_PLACEHOLDER}{self._out.suffix}")
             raise InvalidOption(
                 f"{self._out}: one file for {len(indices)} episodes; "
                 f"choose one episode, or pass a directory or a pattern such as {pattern}"
             )
         out = out.with_suffix("") if self.form == "png" else out
-        return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
+        return {index: out.with_name(out.name.replace(_PLACEHOLDER, f"{index:06d}")) for index in indices}
 
 
 def render(
@@ -92,7 +92,7 @@ def render(
     If a replay differs from the recording, its video is rendered anyway, with a warning.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         path: a file name.mp4, name.gif or name.cast for one episode, or with {} for the episode number; name.png for a
             directory "name" of frames; or a directory, in which episode 12 becomes episode-000012.mp4.
         episodes: indices in the trace; None: all.
@@ -176,8 +176,8 @@ class _Film:
         self.form, self.index, self.path = form, index, path
         self.writer: Any = None
         self.frames = 0
-        self._words = StepCaptions(trace[index]) if overlay else None
-        self._caption: Any = None
+        self._captions = StepCaptions(trace[index]) if overlay else None
+        self._overlay: Any = None
 
     def _open(self, fps: float) -> Any:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,13 +190,13 @@ class _Film:
         return CastWriter(self.path, rate, f"{name or 'episode'} {self.index}")
 
     def show(self, frame: Any, step: int, fps: float) -> None:
-        if self._words is not None and self.form != "cast":
+        if self._captions is not None and self.form != "cast":
             from gym_trace.tools.video.overlay import Caption
 
-            self._caption = self._caption or Caption()
-            frame = self._caption.under(as_picture(frame), self._words.at(step))
-        elif self._words is not None:
-            frame = "\n".join([str(frame).rstrip("\n"), "", *self._words.at(step)])
+            self._overlay = self._overlay or Caption()
+            frame = self._overlay.under(as_picture(frame), self._captions.at(step))
+        elif self._captions is not None:
+            frame = "\n".join([str(frame).rstrip("\n"), "", *self._captions.at(step)])
         if self.writer is None:
             self.writer = self._open(fps)
         with _naming(self.path):

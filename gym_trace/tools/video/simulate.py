@@ -24,15 +24,15 @@ def fps_of(env: gymnasium.Env[Any, Any]) -> float:
     return float(fps) if isinstance(fps, (int, float, np.number)) and fps > 0 else DEFAULT_FPS
 
 
-def warn_of(verdict: Verdict, shown: str) -> None:
-    """Warn if a replay differs from the recording. shown: what shows the replay."""
+def warn_of(verdict: Verdict, where: str) -> None:
+    """Warn if a replay differs from the recording. where: the video or window that shows the replay."""
     if verdict.matches:
         return
     if verdict.verdict == DIFFERS:
         problem = f"the replay differs from the recording, {verdict.difference}"
     else:
         problem = f"the replay may differ from the recording: {verdict.reason}"
-    warn(f"episode {verdict.index}: {problem}; {shown} shows the replay")
+    warn(f"episode {verdict.index}: {problem}; {where} shows the replay")
 
 
 # -- in a window ------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def play_for_humans(
     """Play episodes in a window (render_mode="human"), and yield the verdict of each.
 
     Args:
-        trace: a trace, a view of one, or the directory.
+        trace: a trace, a view, or a directory.
         episodes: indices in the trace.
         speed: factor on the speed of the environment (render_fps, or 30 steps per second).
         making: as for render().

@@ -1,4 +1,4 @@
-"""Answers to the requests of the page: the same for a server, a saved page and a notebook."""
+"""Answers to the requests of the page. A server, a saved page and a notebook give the same answers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ JSON = "application/json"
 _CACHE_BYTES = 24 << 20  # decoded chunks of all traces
 _CURVE_BYTES = 32 << 20  # bins of long columns of all traces
 _MOST_TEXT = 10_000  # characters of a parameter
-_LARGEST = 1 << 53
+_LARGEST = 1 << 53  # row number beyond all rows, exact in JavaScript
 
 
 class Refused(Exception):
-    """A request that gets an error instead of an answer.
-
-    more: further keys of the JSON.
-    """
+    """A request that gets an error instead of an answer. more: further keys of the JSON."""
 
     def __init__(self, status: int, error: str, hint: str = "", **more: Any):
         super().__init__(error)
@@ -48,11 +45,11 @@ class Answers:
     """Answers requests about some traces.
 
     Attributes:
-        traces: by number.
-        renderings: of episodes that are simulated again; None: that is not offered.
+        traces: the traces by number.
+        renderings: renderings of episodes; None: episodes cannot be rendered.
 
     Args:
-        is_shared: leave out where traces lie on this machine.
+        is_shared: omit the directories of the traces, because others get the answers.
     """
 
     def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None, is_shared: bool = False):
@@ -68,7 +65,7 @@ class Answers:
 
     @property
     def version(self) -> int:
-        """Grows with each change of a trace."""
+        """Number that grows with each change of a trace."""
         return sum(trace.version for trace in self.traces)
 
     def look_for_damage(self) -> None:
@@ -79,11 +76,11 @@ class Answers:
 
     def get(self, path: str, query: Mapping[str, str]) -> Answer:
         """Answer a request such as ("/api/episode", {"trace": "0", "episode": "7"}). Raises Refused."""
-        asked = self._asked().get(path)
-        if asked is None:
-            raise Refused(404, f"no such request: {path:.100}")
+        handler = self._handlers().get(path)
+        if handler is None:
+            raise Refused(404, f"unknown request: {path:.100}")
         try:
-            body = asked(Query(query))
+            body = handler(Query(query))
         except (InvalidOption, ValueError) as error:
             raise Refused(400, str(error)) from error
         except LookupError as error:
@@ -98,7 +95,7 @@ class Answers:
             raise Refused(413, "this does not fit in memory", "ask for fewer rows or items") from error
         return Answer(body, container.MIME) if isinstance(body, bytes) else as_json(body)
 
-    def _asked(self) -> dict[str, Callable[[Query], Any]]:
+    def _handlers(self) -> dict[str, Callable[[Query], Any]]:
         return {
             "/api/traces": lambda query: [trace.facts() for trace in self.traces],
             "/api/episodes": self._episodes,
@@ -182,39 +179,39 @@ class Answers:
         ]
         at = f"[{', '.join(map(str, found.at))}]" if found.at else ""
         note = None if found.largest is None else f"largest difference {found.largest:.3g}"
-        step = found.step or 0  # the position on the page: observations are those that a step led to
+        step = found.step or 0  # on the page, an observation belongs to the position after its step
         position = step + (found.step is not None and found.column.startswith("observations"))
-        same = {"same": False, "step": position, "column": f"{found.column}{at}", "note": note}
-        return {**same, "a": texts[0], "b": texts[1]}
+        difference = {"same": False, "step": position, "column": f"{found.column}{at}", "note": note}
+        return {**difference, "a": texts[0], "b": texts[1]}
 
 
 class Query:
-    """The parameters of a request, which may be anything."""
+    """The untrusted parameters of a request."""
 
-    def __init__(self, given: Mapping[str, str]):
-        self._given = given
+    def __init__(self, parameters: Mapping[str, str]):
+        self._parameters = parameters
 
     def text(self, name: str) -> str:
         """Return a text; "" if it is missing. Raises Refused."""
-        value = self._given.get(name, "")
+        value = self._parameters.get(name, "")
         if len(value) > _MOST_TEXT:
             raise Refused(400, f"{name}: {len(value):,} characters; the limit is {_MOST_TEXT:,}")
         return value
 
     def number(self, name: str, default: int | None = None) -> int:
         """Return a whole number. Raises Refused."""
-        given = self._given.get(name)
-        if given is None and default is not None:
+        text = self._parameters.get(name)
+        if text is None and default is not None:
             return default
-        if given is None or not (given.isascii() and given.removeprefix("-").isdecimal() and len(given) < 17):
+        if text is None or not (text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 17):
             raise Refused(400, f"{name}: pass a whole number")
-        return int(given)
+        return int(text)
 
     def slice(self, name: str) -> slice | None:
         """Return A:B; None if it is missing. Raises Refused."""
-        if name not in self._given:
+        if name not in self._parameters:
             return None
-        begin, colon, end = self._given[name].partition(":")
+        begin, colon, end = self._parameters[name].partition(":")
         if not (colon and all(part.isascii() and part.isdecimal() and len(part) < 10 for part in (begin, end))):
             raise Refused(400, f"{name}: pass A:B, such as 0:16")
         return slice(int(begin), int(end))

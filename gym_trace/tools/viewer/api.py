@@ -1,4 +1,4 @@
-"""See traces in a browser."""
+"""Show traces in a browser."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ def serve(
     """Serve a page that shows traces, until Ctrl-C. Needs the extra [view].
 
     Everyone with the address can see the traces and flag episodes in them. Traces that are still recorded grow on the
-    page. Memory is bounded, however large they are.
+    page. Memory is bounded, however large the traces are.
 
     Args:
         traces: open traces, storages or directories.
-        host: address to listen on. Others than loopback let other machines in: the connection is not encrypted.
-        port: 0: a free one.
-        trust, env_kwargs, make_env: how environments of episodes are made that a person asks to render again: as for
-            gym_trace.render(). Without trust, the page shows what a trace would import, call or
-            open, and asks.
-        atol, rtol, tolerances, ignore: how these are compared with the recording, as for gym_trace.verify_trace().
-        imports: modules to import before that, such as those that register environments.
+        host: address to listen on. If it is not loopback, other machines can connect, without encryption.
+        port: port to listen on; 0: a free one.
+        trust, env_kwargs, make_env: how to make environments for rendering episodes, as for gym_trace.render(). Without
+            trust, the page shows what a trace would import, call or open, and asks for consent.
+        atol, rtol, tolerances, ignore: how renderings are compared with the recording, as for verify_trace().
+        imports: modules to import before rendering, such as modules that register environments.
         on_start: called with the address, which holds a secret token, before the first request is answered.
 
     Raises:
         MissingExtra: starlette or uvicorn is not installed.
-        OSError: the port is taken.
+        OSError: the port is in use.
         TraceNotFound, InvalidOption
     """
     from gym_trace.tools.replay.making import Making  # needs gymnasium
@@ -59,7 +58,7 @@ def serve(
     _ = making.comparison  # raises now, not in the process that renders
     renderings = Renderings(Recipe(making, tuple(imports)))
     try:
-        answers = Answers([as_trace(one) for one in traces], renderings)
+        answers = Answers(list(map(as_trace, traces)), renderings)
         viewer = Viewer(answers, pages, host, port)
         threading.Thread(target=answers.look_for_damage, daemon=True).start()
         if not is_loopback(host):

@@ -1,7 +1,7 @@
 """Answers with columns: a JSON head, then arrays in little-endian bytes.
 
-Four bytes hold the length of the head (little-endian). The head is padded to a multiple of 8 bytes, and so is each
-array. The head lists them under "arrays": name, dtype, shape, offset (counted from the first array) and bytes.
+The first four bytes are the length of the head (little-endian). The head and each array are padded to a multiple of 8
+bytes. Under "arrays", the head has for each array name, dtype, shape, offset (from the first array) and bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def opening(head: Mapping[str, Any], entries: Iterable[tuple[str, str, tuple[int
 
 
 def padding(size: int) -> bytes:
-    """Return the zeros behind this number of bytes."""
+    """Return the zeros that pad this number of bytes."""
     return bytes(-size % 8)
 
 
@@ -49,10 +49,9 @@ def unpacked(data: bytes) -> tuple[dict[str, Any], dict[str, Array]]:
     length = int.from_bytes(data[:4], "little")
     head: dict[str, Any] = json.loads(data[4 : 4 + length])
     begin = 4 + length + -(4 + length) % 8
-    arrays = {
-        one["name"]: np.frombuffer(
-            data[begin + one["offset"] : begin + one["offset"] + one["bytes"]], one["dtype"]
-        ).reshape(one["shape"])
-        for one in head["arrays"]
-    }
+    arrays: dict[str, Array] = {}
+    for entry in head["arrays"]:
+        start = begin + entry["offset"]
+        array = np.frombuffer(data[start : start + entry["bytes"]], entry["dtype"])
+        arrays[entry["name"]] = array.reshape(entry["shape"])
     return head, arrays

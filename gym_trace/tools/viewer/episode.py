@@ -1,4 +1,4 @@
-"""One episode for the viewer: its columns, curves, pictures and steps, read some rows at a time."""
+"""One episode for the viewer: its columns, curves, images and steps, read some rows at a time."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MOST_ITEMS = 64  # items of a column in one answer
 _MOST_SAVED_ITEMS = 512
 MOST_STEPS, MOST_FRAMES = 1024, 64
 MOST_PIXELS = 8192
-RENDERED = "render"  # the column of pictures that a simulation rendered
-LONG = 1 << 16  # rows of a column whose bins are kept
+RENDERED = "render"  # name of the column of rendered images
+LONG = 1 << 16  # bins of columns with at least this many rows are cached
 _MOST_NUMBERS = 1 << 26  # numbers of a row; larger rows are only described: a space can declare them in a few bytes
 _MOST_PLOTTED = 1 << 16  # numbers of a row that is plotted
 _SMALLEST_PICTURE = 8  # pixels of its sides; smaller arrays of bytes are plotted
@@ -61,9 +61,9 @@ class ViewColumn(NamedTuple):
         name: as in --steps-where: observations.position, actions[0].
         group: "observations", "actions", "rewards", "return", "annotations", "infos" or "flags".
         kind: "numeric", "frames" or "text".
-        path: where it is stored; an info has its key behind ("infos",).
-        dtype, shape: of one row; dtype is "" if rows are values of any kind.
-        rows: how many rows are known.
+        path: path of the stored column; for an info ("infos", key).
+        dtype, shape: dtype and shape of one row; dtype is "" if rows are values of any type.
+        rows: number of known rows.
     """
 
     name: str
@@ -81,7 +81,7 @@ class ViewColumn(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes when it is decoded."""
+        """Approximate bytes of a decoded row."""
         return _INFO_BYTES if not self.dtype else max(1, math.prod(self.shape) * np.dtype(self.dtype).itemsize)
 
     def plain(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ViewColumn(NamedTuple):
 class ViewedEpisode:
     """An episode of a trace as it is now; more of it may be recorded later.
 
-    trace: that does not change, such as a copy of one. index: of the episode in it. Raises IndexError.
+    trace: a trace that does not change, such as a copy. index: index of the episode in it. Raises IndexError.
     """
 
     def __init__(self, trace: Trace, index: int, cache: ChunkCache, curves: CurveStore):
@@ -112,13 +112,13 @@ class ViewedEpisode:
 
     @property
     def identity(self) -> str:
-        """The key as a text for the page. Edits keep it, whatever the number of the episode is then."""
+        """The key as a text for the page. Unlike the number of the episode, it stays the same after an edit."""
         return ":".join(map(str, self.key))
 
     @property
     def columns(self) -> dict[str, ViewColumn]:
         if self._columns is None:
-            self._columns = {column.name: column for column in self._found()}
+            self._columns = {column.name: column for column in self._all_columns()}
         return self._columns
 
     def column(self, name: str, kind: str) -> ViewColumn:
@@ -137,7 +137,7 @@ class ViewedEpisode:
         return float(fps) if isinstance(fps, (int, float)) and 0 < fps < math.inf else None
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what is known of it as labels and texts."""
+        """Return labels and texts that describe the episode."""
         one, about = self.episode, self._writer.about_or_empty
         known = [("writer", one.writer), ("episode of the writer", str(one.episode_id)), ("split", one.split)]
         if one.first_step:
@@ -158,15 +158,15 @@ class ViewedEpisode:
         return [*known, ("environment", str(about.environment.get("id") or "not known"))]
 
     def damage(self) -> list[str]:
-        """Return what cannot be read of it, as far as its rewards show."""
-        parts = self._leaf(("rewards",)).parts(0, len(self.episode))
-        lost = [(start, count, rows.problem) for start, count, rows in parts if isinstance(rows, CorruptTrace)]
+        """Return the steps whose rewards cannot be read, with the problem, as texts."""
+        runs = self._leaf(("rewards",)).parts(0, len(self.episode))
+        lost = [(start, count, rows.problem) for start, count, rows in runs if isinstance(rows, CorruptTrace)]
         return [f"steps {start} to {start + count - 1}: {problem}" for start, count, problem in lost]
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
     def _expect_samples(self) -> None:
-        """Fetch what _sampled() and _numbers_in_infos() read together, where each read takes a round trip."""
+        """Fetch together what _sampled() and _numbers_in_infos() read, from storages where a read is a round trip."""
         if not self._writer.files.storage.ahead:
             return
         paths = [("rewards",), *self._stored("annotations"), *self._stored("infos")]
@@ -177,11 +177,11 @@ class ViewedEpisode:
 
     @property
     def _samples(self) -> list[int]:
-        """Steps from which on some show what values a column has."""
+        """First steps of the samples that show which kind of values a column has."""
         steps = len(self.episode)
         return sorted({0, steps // 2, max(0, steps - _SAMPLED)})
 
-    def _found(self) -> Iterator[ViewColumn]:
+    def _all_columns(self) -> Iterator[ViewColumn]:
         self._expect_samples()
         steps, layouts = len(self.episode), self._writer.layouts
         seen = steps + 1 - (not self.episode.has_final_observation)
@@ -211,7 +211,7 @@ class ViewedEpisode:
         return LeafRows(self._writer, self._row, path, self._cache)
 
     def _sampled(self, path: Path) -> tuple[str, tuple[int, ...]]:
-        """Return dtype and shape of the numbers in a column whose kind is not declared; "" if it has others."""
+        """Return dtype and shape of the numbers in a column of undeclared type; dtype "" if it has other values."""
         for start in self._samples:
             for _, _, rows in self._leaf(path).parts(start, start + _SAMPLED):
                 if isinstance(rows, CorruptTrace):
@@ -237,9 +237,9 @@ class ViewedEpisode:
     # -- curves -------------------------------------------------------------------------------------------------------
 
     def plot(self, name: str, begin: int, end: int, pixels: int, items: slice | None = None) -> bytes:
-        """Return rows begin to end of a column of numbers: each of them, or the extremes of bins of rows.
+        """Return rows begin to end of a column of numbers: each row, or the min and max of bins of rows.
 
-        Bins are at most as wide as a pixel, a power of two of rows, and begin at multiples of it.
+        Bins are at most as wide as a pixel; their width is a power of two of rows, and they begin at multiples of it.
 
         Raises LookupError, InvalidOption.
         """
@@ -274,19 +274,21 @@ class ViewedEpisode:
         return chosen
 
     def _bins(self, column: ViewColumn, start: int, end: int, width: int) -> Bins:
-        kept = self._kept_with(column)
-        base = self._curves.base(kept.rows, kept.items)
+        cached = self._cached_column(column)
+        base = self._curves.base(cached.rows, cached.items)
         if column.rows >= LONG and width >= base:
-            key = *self.key, kept.name
-            bins = self._curves.bins(key, kept.rows, base, lambda a, b: self._read(kept, a, b, base))
-            place = self._info_keys.index(str(column.path[1])) if kept is not column else None
-            some = bins.cut(start // base, -(-end // base)).merged(width // base)
-            return some if place is None else some.of_items(slice(place, place + 1))
+            key = *self.key, cached.name
+            all_bins = self._curves.bins(key, cached.rows, base, lambda a, b: self._read(cached, a, b, base))
+            bins = all_bins.cut(start // base, -(-end // base)).merged(width // base)
+            if cached is column:
+                return bins
+            item = self._info_keys.index(str(column.path[1]))
+            return bins.of_items(slice(item, item + 1))
         narrow = min(width, self._block(column))
         return self._read(column, start, end, narrow).merged(width // narrow)
 
-    def _kept_with(self, column: ViewColumn) -> ViewColumn:
-        """Return the column whose bins are kept: of infos, all numbers in them, which are decoded together."""
+    def _cached_column(self, column: ViewColumn) -> ViewColumn:
+        """Return the column whose bins are cached: for an info, all numbers of infos, which are decoded together."""
         if column.group != "infos":
             return column
         return column._replace(name="infos", path=("infos",), shape=(len(self._info_keys),))
@@ -296,7 +298,7 @@ class ViewedEpisode:
         return [str(column.path[1]) for column in self.columns.values() if column.group == "infos"]
 
     def _block(self, column: ViewColumn) -> int:
-        """Return how many rows are read at once, a power of two."""
+        """Return the number of rows to read at once, a power of two."""
         return 1 << int(math.log2(max(1, _BLOCK // column.row_bytes)))
 
     def _read(self, column: ViewColumn, start: int, end: int, width: int) -> Bins:
@@ -308,9 +310,9 @@ class ViewedEpisode:
     def _numbers(
         self, column: ViewColumn, start: int, stop: int, items: slice = slice(None)
     ) -> tuple[Array, Array | None]:
-        """Return rows of a column as numbers, (rows, items), and which of them are missing; None: none is.
+        """Return rows of a column as numbers, (rows, items), and a mask of missing ones; None: none is missing.
 
-        A value is missing, and NaN, where it cannot be read, was not recorded or is not a number.
+        A value is missing, and NaN, if it cannot be read, was not recorded or is not a number.
         """
         if column.group == "return":
             rewards, unknown = self._numbers(column._replace(group="rewards", path=("rewards",)), 0, stop, items)
@@ -341,9 +343,9 @@ class ViewedEpisode:
     # -- pictures -----------------------------------------------------------------------------------------------------
 
     def frames(self, name: str, start: int, count: int, scale: int = 1, encoding: Encoding = FAST) -> bytes:
-        """Return lossless pictures by row; rows that cannot be read are missing.
+        """Return lossless images by row, without rows that cannot be read.
 
-        scale: keep every n-th pixel only. Raises LookupError.
+        scale: return only every n-th pixel. Raises LookupError.
         """
         column = self.column(name, "frames")
         count = max(1, min(count, MOST_FRAMES, _MOST_PICTURE_BYTES // column.row_bytes))
@@ -357,7 +359,7 @@ class ViewedEpisode:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def steps(self, start: int, count: int) -> dict[str, Any]:
-        """Return positions of the episode as JSON: the observation, what was done there, and what came of it."""
+        """Return positions of the episode as JSON: observation, action, and the results of the action."""
         steps, layouts = len(self.episode), self._writer.layouts
         start = max(0, start)
         stop = min(start + min(count, MOST_STEPS), steps + 1)
@@ -410,7 +412,7 @@ def _as_info(value: Any) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """Return the name of a column as conditions have it: observations.position, infos["a key"], actions[0]."""
+    """Return the name of a column in conditions: observations.position, infos["a key"], actions[0]."""
     parts = [str(path[0])]
     for key in path[1:]:
         if isinstance(key, int):
@@ -430,7 +432,7 @@ def _kind_of(leaf: Leaf) -> str:
 
 
 def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that curves have: one that JavaScript reads without loss of range."""
+    """Return the dtype of a curve, which JavaScript reads without loss of range."""
     if dtype.kind == "b":
         return np.dtype(np.uint8)
     if dtype.kind == "f":
@@ -439,7 +441,7 @@ def _plotted(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _as_numbers(rows: Array, shape: tuple[int, ...], chosen: slice) -> tuple[Array, Array]:
-    """Return rows as (rows, chosen items), and which of these are missing, being no numbers of this shape: NaN."""
+    """Return numbers, (rows, chosen items), and a mask of missing ones: NaN for rows without numbers of this shape."""
     items = math.prod(shape)
     count_of = len(range(items)[chosen])
     if rows.dtype != object and rows.shape[1:] == shape and rows.dtype.kind in "biuf":
@@ -457,14 +459,14 @@ def _as_numbers(rows: Array, shape: tuple[int, ...], chosen: slice) -> tuple[Arr
 
 
 def _is_number(value: Any) -> bool:
-    """Return True for a value that number_of() takes for a number, which may be NaN."""
+    """Return True for a value that number_of() converts to a number, which may be NaN."""
     if isinstance(value, np.ndarray):
         return value.shape == () and value.dtype.kind in "biuf"
     return isinstance(value, (float, np.floating)) or not math.isnan(number_of(value))
 
 
 def _oddities(bins: Bins) -> dict[str, int]:
-    """Return how many values are NaN, infinite or missing."""
+    """Return the numbers of values that are NaN, infinite or missing."""
     return {name: int(getattr(bins, name).sum()) for name in ("nan", "infinite", "missing")}
 
 

@@ -1,8 +1,8 @@
-"""Which requests are let in: those of our own page, in a browser that was given the token.
+"""Reject all requests except those of our own page, in a browser that has the token.
 
-A page of another site may send requests to this port, or have its own name point here (DNS rebinding). Neither knows
-the token, or names this host. The token is in no cookie: browsers send those to every port of this machine, where
-servers of other users may listen.
+A page of another site may send requests to this port, or have its own name point here (DNS rebinding). It does not know
+the token or name this host. The token is not in a cookie, because browsers send cookies to every port of this machine,
+where servers of other users may listen.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "Cache-Control": "no-store",
 }
-_OURS = {name.lower().encode(): value.encode("latin-1") for name, value in HEADERS.items()}
-KNOWN = "gym-trace.known"  # in the scope of a request that showed the token
-_OWN_HEADER = "gym-trace-viewer"  # a page of another site cannot send it without asking first
+_RAW_HEADERS = {name.lower().encode(): value.encode("latin-1") for name, value in HEADERS.items()}
+HAS_TOKEN = "gym-trace.has-token"  # key in the scope of a request with the token
+_REQUESTED_WITH = "gym-trace-viewer"  # a page of another site cannot send this header without a CORS preflight
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _MOST_BODY = 1 << 14  # bytes
 
 
 class Guard:
-    """Answers requests that are not let in, and adds headers to the answers of all others.
+    """Rejects requests that are not allowed, and adds headers to the answers of all others.
 
     Args:
-        app: answers the others.
-        token: what requests must show, as "Authorization: Bearer".
-        pages: paths that need no token: the files of the page, which takes the token from its address.
-        port: of the server.
-        host: what the server listens on. Requests may name it, or this machine; if other machines can connect, also any
-            address.
+        app: answers the allowed requests.
+        token: required in requests, as "Authorization: Bearer".
+        pages: paths that need no token: the files of the page, which reads the token from its address.
+        port: port of the server.
+        host: host that the server listens on. Requests may name it, or this machine; if other machines can connect,
+            also any IP address.
     """
 
     def __init__(self, app: App, token: str, pages: Collection[str], port: int, host: str):
@@ -62,8 +62,8 @@ class Guard:
         problem = self._problem(scope, headers)
         if problem is not None:
             await _answer(send, *problem)
-        elif self._is_known(headers):
-            scope[KNOWN] = True
+        elif self._has_token(headers):
+            scope[HAS_TOKEN] = True
             await self._app(scope, receive, _with_headers(send))
         elif scope["path"] in self._pages:
             await self._app(scope, receive, _with_headers(send))
@@ -71,11 +71,11 @@ class Guard:
             await _answer(send, 403, "no token, or a wrong one; open the address that gym-trace view printed")
 
     def _problem(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
-        """Return status and text if a request is refused, with a token or without."""
-        if not self._is_here(headers.get("host", "")):
+        """Return status and text if a request is rejected, with or without a token."""
+        if not self._is_this_server(headers.get("host", "")):
             return 403, "the request names another host"
         origin = headers.get("origin")
-        if origin is not None and not self._is_here(origin.removeprefix("http://")):
+        if origin is not None and not self._is_this_server(origin.removeprefix("http://")):
             return 403, "the request comes from another site"
         site = headers.get("sec-fetch-site", "none")
         if site not in ("same-origin", "none") and headers.get("sec-fetch-mode") != "navigate":
@@ -83,31 +83,30 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return 405, "only GET, HEAD and POST"
         if scope["method"] == "POST":
-            if headers.get("x-requested-with") != _OWN_HEADER or origin is None:
-                return 403, f"a POST needs an Origin and X-Requested-With: {_OWN_HEADER}"
+            if headers.get("x-requested-with") != _REQUESTED_WITH or origin is None:
+                return 403, f"a POST needs an Origin and X-Requested-With: {_REQUESTED_WITH}"
             if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
                 return 415, "a POST needs Content-Type: application/json"
             length = headers.get("content-length", "")
-            if "transfer-encoding" in headers:  # it has no length, whatever Content-Length says
+            if "transfer-encoding" in headers:  # then Content-Length means nothing
                 return 413, "a POST needs a Content-Length and no Transfer-Encoding"
             if not length.isdecimal() or len(length) > 9 or int(length) > _MOST_BODY:
                 return 413, f"a POST needs a Content-Length of at most {_MOST_BODY}"
         return None
 
-    def _is_here(self, host: str) -> bool:
+    def _is_this_server(self, host: str) -> bool:
         name, colon, port = host.rpartition(":")
         if not colon or port != str(self._port):
             return False
         if name in _LOOPBACK or name == self._host:
             return True
-        try:  # an address cannot be made to point elsewhere, a name can
+        try:  # a name may be made to point here, an IP address cannot
             address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
         except ValueError:
             return False
         return address.is_loopback or not is_loopback(self._host)
 
-    def _is_known(self, headers: Mapping[str, str]) -> bool:
-        """Return True if a request has the token."""
+    def _has_token(self, headers: Mapping[str, str]) -> bool:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         return kind.lower() == "bearer" and secrets.compare_digest(bearer.strip().encode(), self._token)
 
@@ -122,8 +121,8 @@ def is_loopback(host: str) -> bool:
 
 async def _answer(send: Send, status: int, text: str) -> None:
     body = f'{{"error": "{text}", "hint": ""}}'.encode()
-    about = (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [*_OURS.items(), *about]})
+    content = (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*_RAW_HEADERS.items(), *content]})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -132,8 +131,8 @@ def _with_headers(send: Send) -> Send:
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            theirs = [(name, value) for name, value in message.get("headers", ()) if name not in _OURS]
-            message = {**message, "headers": [*theirs, *_OURS.items()]}
+            others = [(name, value) for name, value in message.get("headers", ()) if name not in _RAW_HEADERS]
+            message = {**message, "headers": [*others, *_RAW_HEADERS.items()]}
         await send(message)
 
     return sending

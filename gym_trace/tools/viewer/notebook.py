@@ -1,4 +1,4 @@
-"""The page of the viewer in a notebook: inside an iframe, with some episodes in it."""
+"""The page of the viewer for a notebook: an iframe that contains some episodes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gym_trace.playback.trace import Trace
 from gym_trace.tools.viewer.answers import Answers
 from gym_trace.tools.viewer.saving import embedded
 
-_MOST_BYTES = 1_000_000  # bytes of a cell
-_MOST_STEPS = 20_000  # steps of an episode in a cell
+_MOST_BYTES = 1_000_000  # of a cell
+_MOST_STEPS = 20_000  # of an episode in a cell
 _MOST_LISTED = 10_000  # episodes in the list of a trace
-_EPISODES = 20  # episodes of a trace in a cell
+_MOST_EPISODES = 20  # of a trace in a cell
 _HEIGHTS = {"episode": 640, "trace": 560}  # pixels
 
 
@@ -26,7 +26,7 @@ def player(shown: Any) -> str:
     The iframe is sandboxed: its script reaches neither the notebook nor a server.
     """
     page = None
-    with suppress(TraceError, OSError):  # damaged, removed, or the page was not built
+    with suppress(TraceError, OSError):  # the trace is damaged or was removed, or the page was not built
         page = _of_trace(shown) if isinstance(shown, Trace) else _of_episode(shown)
     if page is None:
         return ""
@@ -42,7 +42,7 @@ def _of_trace(trace: Trace) -> str | None:
     if not 0 < len(table) <= _MOST_LISTED:
         return None
     first = [number for number, steps in zip(trace.chosen.tolist(), table["steps"].tolist()) if steps <= _MOST_STEPS]
-    return embedded(Answers([trace], is_shared=True), first[:_EPISODES], _MOST_BYTES, whole=True)
+    return embedded(Answers([trace], is_shared=True), first[:_MOST_EPISODES], _MOST_BYTES, whole=True)
 
 
 def _of_episode(episode: Episode) -> str | None:

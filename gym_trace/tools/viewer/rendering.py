@@ -1,4 +1,4 @@
-"""Pictures of episodes that are simulated again: in a process of its own, kept in a temporary file."""
+"""Render episodes by replaying them in another process; their images are in temporary files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gym_trace.tools.video.simulate import fps_of
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import MOST_FRAMES, RENDERED, ViewedEpisode
 
-_MOST_BYTES = 1 << 30  # size of all images in the temporary directory
-_MOST_KEPT = 32  # episodes
+_MOST_BYTES = 1 << 30  # of all images in the temporary directory
+_MOST_EPISODES = 32  # whose images are stored
 _MOST_WAITING = 8  # episodes that wait to be rendered
 _NICENESS = 5
-_REPORT = 0.2  # seconds between two messages of a process
-_POLL = 0.2  # seconds
-_MOST_MESSAGE = 4 << 20  # bytes
-_START = 60.0  # seconds until an environment must have been made
+_REPORT_SECONDS = 0.2  # between two messages of a process
+_POLL_SECONDS = 0.2
+_MESSAGE_BYTES = 4 << 20  # with more bytes of images, a message is sent at once
+_START_SECONDS = 60.0  # to wait for an environment to be made
 
 
 class Consent(Exception):
@@ -46,25 +46,25 @@ class Recipe(NamedTuple):
 
 
 class Rendering:
-    """An episode that is rendered, or was.
+    """The rendering of an episode, in progress or finished.
 
     Attributes:
         state: "running", "ready" or "failed".
-        done, of: steps so far, and all.
+        done, of: number of steps done, and the total.
         phase: "compared" with the recording, and then "rendered".
-        note: what is known of the replay, such as that it differs from the recording.
-        needs_trust: whether the error is that the user has to trust the trace.
+        note: note on the replay, for example that it differs from the recording.
+        needs_trust: True if it failed because the user must trust the trace first.
         fps: frames per second of the environment.
-        shape: height and width of a picture.
+        shape: height and width of an image.
     """
 
     def __init__(self, number: int, trace: Trace, index: int, trust: bool):
         self.number, self.trace, self.index, self.trust = number, trace, index, trust
         self.state, self.phase, self.done, self.of, self.error, self.note = "running", "compared", 0, 1, "", ""
         self.needs_trust, self.fps, self.shape = False, 0.0, (0, 0)
-        self.begun = threading.Event()  # it was made, or failed
-        self.ends: list[int] = [0]  # in the file, of each picture
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="gym-trace-")  # noqa: SIM115 - closed by drop()
+        self.has_begun = threading.Event()  # set when the environment was made, or could not be made
+        self.ends: list[int] = [0]  # offset in the file of the end of each image
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="gym-trace-")  # noqa: SIM115 - closed by discard()
 
     @property
     def rows(self) -> int:
@@ -79,42 +79,42 @@ class Rendering:
         return {**about, **error, **({"consent": self.error} if self.needs_trust else {})}
 
     def column(self) -> dict[str, Any]:
-        """Return what stands for it among the columns of its episode."""
+        """Return the description of its images as a column of the episode."""
         about = {"name": RENDERED, "group": RENDERED, "kind": "frames", "dtype": "|u1", "shape": self.shape}
         return {**about, "items": 0, "labels": None, "rows": self.rows, "frame_shape": self.shape}
 
     def add(self, pictures: list[bytes]) -> None:
-        """Keep more pictures. Raises OSError."""
+        """Store more images. Raises OSError."""
         for picture in pictures:
             os.pwrite(self._file.fileno(), picture, self.ends[-1])
             self.ends.append(self.ends[-1] + len(picture))
 
     def frames(self, start: int, count: int) -> bytes:
-        """Return pictures in the form of ViewedEpisode.frames()."""
+        """Return images in the form of ViewedEpisode.frames()."""
         rows = range(max(0, start), min(start + min(count, MOST_FRAMES), self.rows))
-        places = [(row, self.ends[row], self.ends[row + 1]) for row in rows]
-        found = [(str(row), os.pread(self._file.fileno(), end - begin, begin)) for row, begin, end in places]
-        return packed({"mime": "image/png", "rows": self.rows}, found)
+        spans = [(row, self.ends[row], self.ends[row + 1]) for row in rows]
+        images = [(str(row), os.pread(self._file.fileno(), end - begin, begin)) for row, begin, end in spans]
+        return packed({"mime": "image/png", "rows": self.rows}, images)
 
     def fail(self, error: str) -> None:
-        """Note why there is no picture, or no further one."""
+        """Store why there are no images, or no further ones."""
         self.state, self.error = "failed", error
-        self.begun.set()
+        self.has_begun.set()
 
-    def drop(self) -> None:
-        """Give its pictures up."""
+    def discard(self) -> None:
+        """Delete its images."""
         self._file.close()
 
 
 class Renderings:
-    """Renders episodes one after the other, and keeps the pictures of the last ones. Close it at the end.
+    """Renders episodes one after another, and stores the images of the latest ones until it is closed.
 
-    recipe: how environments are made.
+    recipe: settings of the replays.
     """
 
     def __init__(self, recipe: Recipe = Recipe()):  # noqa: B008 - it is immutable
         self._recipe = recipe
-        self._kept: OrderedDict[Any, Rendering] = OrderedDict()
+        self._renderings: OrderedDict[Any, Rendering] = OrderedDict()  # by trace and key of the episode
         self._waiting: list[Rendering] = []
         self._current: Rendering | None = None
         self._numbers = 0
@@ -123,56 +123,57 @@ class Renderings:
         self._is_ending = False
 
     def start(self, trace: int, viewed: ViewedEpisode, trust: bool) -> Rendering:
-        """Render an episode, unless it was. Return once its environment has been made, or if others come first.
+        """Return the rendering of an episode; start one if necessary.
 
-        Raises Consent, EnvironmentUnavailable, RenderingError.
+        Waits until its environment has been made, unless other episodes are rendered first. Raises Consent,
+        EnvironmentUnavailable, RenderingError.
         """
         key = trace, viewed.key
         with self._lock:
-            known = self._kept.get(key)
-            if known is None or known.state == "failed":
+            rendering = self._renderings.get(key)
+            if rendering is None or rendering.state == "failed":
                 if len(self._waiting) >= _MOST_WAITING:
                     raise RenderingError(f"{_MOST_WAITING} episodes wait to be rendered; try again later")
-                if known is not None:
-                    known.drop()
+                if rendering is not None:
+                    rendering.discard()
                 self._numbers += 1
-                known = Rendering(self._numbers, viewed.trace, viewed.index, trust or self._recipe.making.trust)
-                self._kept[key] = known
-                self._kept.move_to_end(key)
-                self._waiting.append(known)
+                rendering = Rendering(self._numbers, viewed.trace, viewed.index, trust or self._recipe.making.trust)
+                self._renderings[key] = rendering
+                self._renderings.move_to_end(key)
+                self._waiting.append(rendering)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._work, daemon=True)
                     self._thread.start()
-        if known is self._current or (self._current is None and self._waiting[:1] == [known]):
-            known.begun.wait(_START)
-        if known.needs_trust:
-            raise Consent(known.error)
-        if known.state == "failed":
-            raise RenderingError(known.error)
-        return known
+        if rendering is self._current or (self._current is None and self._waiting[:1] == [rendering]):
+            rendering.has_begun.wait(_START_SECONDS)
+        if rendering.needs_trust:
+            raise Consent(rendering.error)
+        if rendering.state == "failed":
+            raise RenderingError(rendering.error)
+        return rendering
 
     def numbered(self, number: int) -> Rendering:
         """Return a rendering by its number. Raises LookupError."""
         with self._lock:
-            for known in self._kept.values():
-                if known.number == number:
-                    return known
+            for rendering in self._renderings.values():
+                if rendering.number == number:
+                    return rendering
         raise LookupError(f"no rendering {number}; ask for it again")
 
     def of(self, trace: int, viewed: ViewedEpisode) -> Rendering | None:
-        """Return the rendering of an episode; None without pictures."""
+        """Return the rendering of an episode; None without images."""
         with self._lock:
-            known = self._kept.get((trace, viewed.key))
-            return None if known is None or not known.rows else known
+            rendering = self._renderings.get((trace, viewed.key))
+            return None if rendering is None or not rendering.rows else rendering
 
     def close(self) -> None:
-        """Stop rendering, and remove the pictures."""
+        """Stop rendering, and delete all images."""
         self._is_ending = True
         if self._thread is not None:
             self._thread.join()
-        for known in self._kept.values():
-            known.drop()
-        self._kept.clear()
+        for rendering in self._renderings.values():
+            rendering.discard()
+        self._renderings.clear()
 
     def _work(self) -> None:
         processes = LocalProcesses()
@@ -180,7 +181,7 @@ class Renderings:
             with self._lock:
                 rendering = self._current = self._waiting.pop(0) if self._waiting else None
             if rendering is None:
-                time.sleep(_POLL)
+                time.sleep(_POLL_SECONDS)
                 continue
             try:
                 self._render(processes, rendering)
@@ -188,7 +189,7 @@ class Renderings:
                 rendering.fail(str(error))
             finally:
                 processes.kill(rendering.number)
-                self._make_room(rendering)
+                self._discard_oldest(rendering)
 
     def _render(self, processes: LocalProcesses, rendering: Rendering) -> None:
         rendering.of = len(rendering.trace[rendering.index])
@@ -199,7 +200,7 @@ class Renderings:
         )
         processes.start(rendering.number, Job("rendering", _rendered, arguments, niceness=_NICENESS))
         while rendering.state == "running" and not self._is_ending:
-            for _, message in processes.poll(_POLL):
+            for _, message in processes.poll(_POLL_SECONDS):
                 if rendering.state != "running":
                     return
                 if isinstance(message, Lost):
@@ -210,27 +211,29 @@ class Renderings:
                 if kind == "pictures":
                     (rendering.phase, rendering.done, rendering.fps, rendering.shape), pictures = values
                     rendering.add(pictures)
-                    self._make_room(rendering)
+                    self._discard_oldest(rendering)
                 elif kind == "done":
                     rendering.note, rendering.state = values[0], "ready"
-                rendering.begun.set()
+                rendering.has_begun.set()
 
-    def _make_room(self, kept: Rendering) -> None:
+    def _discard_oldest(self, current: Rendering) -> None:
+        """Discard the oldest renderings, except the current one, while there are too many episodes or bytes."""
         with self._lock:
-            for key, known in list(self._kept.items()):
-                if sum(one.ends[-1] for one in self._kept.values()) <= _MOST_BYTES and len(self._kept) <= _MOST_KEPT:
+            for key, rendering in list(self._renderings.items()):
+                size = sum(each.ends[-1] for each in self._renderings.values())
+                if size <= _MOST_BYTES and len(self._renderings) <= _MOST_EPISODES:
                     return
-                if known is not kept and known.state != "running":
-                    self._kept.pop(key).drop()
-        if kept.ends[-1] > _MOST_BYTES:
-            kept.fail("its pictures take more than 1 GB; use gym-trace render")
+                if rendering is not current and rendering.state != "running":
+                    self._renderings.pop(key).discard()
+        if current.ends[-1] > _MOST_BYTES:
+            current.fail("its pictures take more than 1 GB; use gym-trace render")
 
 
 # -- in the process ---------------------------------------------------------------------------------------------------
 
 
 def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None:
-    """Body of the process: render an episode, and send its pictures."""
+    """Render an episode, and send its images. This runs in the other process."""
     for module in recipe.imports:
         import_module(module)
     report = _Report(connection)
@@ -245,7 +248,7 @@ def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None
 
 
 class _Report:
-    """Sends what was rendered, a few times a second."""
+    """Sends images and progress, a few times per second."""
 
     def __init__(self, connection: Any):
         self._connection = connection
@@ -258,11 +261,11 @@ class _Report:
     def step(self) -> None:
         """Count a simulated step."""
         self._done += 1
-        if time.monotonic() > self._sent + _REPORT:
+        if time.monotonic() > self._sent + _REPORT_SECONDS:
             self._send()
 
     def picture(self, frame: Any, fps: float) -> None:
-        """Take in a picture. Raises RenderingError."""
+        """Add an image. Raises RenderingError."""
         array = np.asarray(frame)
         if not is_picture(array.dtype, array.shape):
             raise RenderingError(f"render() returned {array.dtype} of shape {array.shape}, which is not an image")
@@ -271,18 +274,18 @@ class _Report:
         self._waiting.append(png(array, level=1))
         self._bytes += len(self._waiting[-1])
         self.pictures += 1
-        if self._bytes > _MOST_MESSAGE:
+        if self._bytes > _MESSAGE_BYTES:
             self._send()
 
     def end(self, note: str, failed: str | bool) -> None:
-        """Send the rest. Raises RenderingError without any picture."""
+        """Send the remaining images and a note. Raises RenderingError if it failed."""
         if failed:
             raise RenderingError(f"not rendered: {failed}")
         self._send()
         self._connection.send(("done", note))
 
     def _send(self) -> None:
-        # The episode is compared with the recording first. The first picture is that of the reset.
+        # The episode is compared with the recording first. The first image is that of the reset.
         done = ("rendered", self.pictures - 1) if self.pictures else ("compared", self._done)
         progress = *done, self._fps, self._shape
         self._connection.send(("pictures", progress, self._waiting))

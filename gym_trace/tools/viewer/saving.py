@@ -1,4 +1,4 @@
-"""The page with its answers inside, as one HTML file."""
+"""Save the page with all answers that it needs as one HTML file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gym_trace.tools.viewer.answers import Answers, as_json
 from gym_trace.tools.viewer.episode import Encoding
 from gym_trace.tools.viewer.trace import ViewedTrace
 
-MOST_BYTES = 25_000_000  # most mail servers accept it
-_STEPS, _FRAMES = 32, 16  # rows of one answer, as the page asks for them
+MOST_BYTES = 25_000_000  # most mail servers accept this size
+_STEPS, _FRAMES = 32, 16  # rows of one answer, as requested by the page
 _LEVEL, _GZIP = 6, 31  # level and window of zlib
-_LISTED = 64  # bytes that an episode takes in the list, at most
-_SPARE = 1 << 16  # bytes that the descriptions of traces take
-_WIDEST_WEBP = 16383  # pixels
+_LIST_BYTES = 64  # of an episode in the list, at most
+_TRACE_BYTES = 1 << 16  # of the descriptions of traces
+_MOST_WEBP_PIXELS = 16383  # per side
 _CHARSET = b'<meta charset="utf-8">'
 _SCRIPT = b'<script type="module" src="app.js"></script>'
 _STYLE = b'<link rel="stylesheet" href="app.css">'
@@ -43,7 +43,10 @@ _POLICY = (
 class SavedPage(NamedTuple):
     """Result of save_page.
 
-    episodes: number in the page. left_out: number that did not fit. bytes: size of the file.
+    Attributes:
+        episodes: number of episodes in the page.
+        left_out: number of episodes that did not fit.
+        bytes: size of the file.
     """
 
     episodes: int
@@ -59,14 +62,14 @@ def save_page(
 ) -> SavedPage:
     """Write episodes and the page that shows them to one HTML file, which a browser opens from disk.
 
-    It holds the pictures, numbers and steps of these episodes; long texts are cut. When it is opened, it loads nothing
-    from elsewhere.
+    The file holds the images, numbers and steps of these episodes; long texts are truncated. It loads nothing from
+    elsewhere.
 
     Args:
-        traces: open traces, views of some of their episodes, storages or directories.
+        traces: open traces, views, storages or directories.
         target: the file; it is replaced when the new one is complete.
-        max_bytes: limit of the file. Episodes that do not fit, from the first one on, are left out.
-        on_progress: called with episodes done, episodes in all, and bytes of the page so far.
+        max_bytes: size limit of the file. The first episode that does not fit, and all later ones, are left out.
+        on_progress: called with the episodes done, the total, and the bytes of the page so far.
 
     Raises:
         TraceError: there is no episode, or the first one does not fit.
@@ -79,74 +82,74 @@ def save_page(
     answers = Answers(opened, is_shared=True)
     shell = _Shell(page.static_files())
     with tempfile.TemporaryFile() as file, replaced_file(target) as staged:
-        body = _Body(file, max_bytes - len(shell) - _SPARE - _LISTED * total)
-        kept = _collected(answers, body, total, on_progress)
-        if not sum(map(len, kept)):
+        body = _Body(file, max_bytes - len(shell) - _TRACE_BYTES - _LIST_BYTES * total)
+        saved = _add_episodes(answers, body, total, on_progress)
+        if not sum(map(len, saved)):
             needed = body.packed_bytes + len(shell)
             why = f"the first episode alone takes {needed:,} bytes or more"
             raise TraceError(f"{target}: {why}; raise the limit of {max_bytes:,} bytes")
-        _finish(answers, kept, body)
+        _add_traces(answers, saved, body)
         with open(staged, "wb") as out:
-            shell.write(out, body.packed({"page": "saved", "start": _start(kept)}))
-    count = sum(map(len, kept))
+            shell.write(out, body.packed({"page": "saved", "start": _start(saved)}))
+    count = sum(map(len, saved))
     return SavedPage(count, total - count, os.path.getsize(target))
 
 
 def embedded(answers: Answers, episodes: Iterable[int], max_bytes: int, *, whole: bool) -> str | None:
-    """Return the page as HTML for a notebook, with episodes of the first trace; None if not even one of them fits.
+    """Return the page as HTML for a notebook, with episodes of the only trace; None if no episode fits.
 
     Args:
-        episodes: their numbers; those from the first one on that does not fit are left out.
-        max_bytes: limit of the page.
-        whole: list all episodes of the trace; otherwise those in the page.
+        episodes: their numbers; the first one that does not fit, and all later ones, are left out.
+        max_bytes: size limit of the page.
+        whole: list all episodes of the trace; otherwise only the episodes in the page.
     """
     (trace,) = answers.traces
     shell = _Shell(page.static_files())
     with io.BytesIO() as file, io.BytesIO() as out:
-        body = _Body(file, max_bytes - len(shell) - _SPARE - _LISTED * len(trace.trace))
-        kept = list(takewhile(lambda number: body.take(answers_of(trace, number)), episodes))
-        if not kept:
+        body = _Body(file, max_bytes - len(shell) - _TRACE_BYTES - _LIST_BYTES * len(trace.trace))
+        saved = list(takewhile(lambda number: body.add_if_fits(answers_of(trace, number)), episodes))
+        if not saved:
             return None
-        _finish(answers, None if whole else [kept], body)
-        shell.write(out, body.packed({"page": "notebook", "start": None if whole else _start([kept])}))
+        _add_traces(answers, None if whole else [saved], body)
+        shell.write(out, body.packed({"page": "notebook", "start": None if whole else _start([saved])}))
         return out.getvalue().decode()
 
 
-def _collected(
+def _add_episodes(
     answers: Answers, body: _Body, total: int, on_progress: Callable[[int, int, int], None] | None
 ) -> list[list[int]]:
-    """Take in episodes while they fit; return their numbers."""
-    kept: list[list[int]] = [[] for _ in answers.traces]
+    """Add episodes while they fit; return their numbers, by trace."""
+    saved: list[list[int]] = [[] for _ in answers.traces]
     done = 0
     for trace in answers.traces:
         for episode in trace.trace.chosen.tolist():
-            if not body.take(answers_of(trace, episode)):
-                return kept
-            kept[trace.number].append(episode)
+            if not body.add_if_fits(answers_of(trace, episode)):
+                return saved
+            saved[trace.number].append(episode)
             done += 1
             if on_progress is not None:
                 on_progress(done, total, body.packed_bytes)
-    return kept
+    return saved
 
 
-def _finish(answers: Answers, kept: list[list[int]] | None, body: _Body) -> None:
-    """Take in the descriptions of the traces, for these episodes alone; None: for all of them."""
-    for trace, episodes in zip(answers.traces, kept or ()):
-        trace.keep(episodes)
+def _add_traces(answers: Answers, saved: list[list[int]] | None, body: _Body) -> None:
+    """Add the descriptions of the traces. saved: the episodes to list, by trace; None: all."""
+    for trace, episodes in zip(answers.traces, saved or ()):
+        trace.list_only(episodes)
     body.add("/api/traces", as_json([trace.facts() for trace in answers.traces]).body)
     for trace in answers.traces:
         body.add(f"/api/episodes?trace={trace.number}", trace.episodes("", "", "", 0, None))
         body.add(f"/api/histograms?trace={trace.number}", as_json(trace.histograms("", "")).body)
-    pair = [f"{trace}:{episode}" for trace, episodes in enumerate(kept or ()) for episode in episodes]
+    pair = [f"{trace}:{episode}" for trace, episodes in enumerate(saved or ()) for episode in episodes]
     if len(pair) == 2:  # so that they can be compared
         for a, b in (pair, pair[::-1]):
             url = f"/api/compare?a={_quoted(a)}&b={_quoted(b)}"
             body.add(url, answers.get("/api/compare", {"a": a, "b": b}).body)
 
 
-def _start(kept: list[list[int]]) -> str | None:
-    """Return what the page shows first: a single episode, or two side by side."""
-    pair = [(trace, episode) for trace, episodes in enumerate(kept) for episode in episodes]
+def _start(saved: list[list[int]]) -> str | None:
+    """Return the route that the page shows first: a single episode, or two side by side."""
+    pair = [(trace, episode) for trace, episodes in enumerate(saved) for episode in episodes]
     if len(pair) > 2:
         return None
     start = f"#trace={pair[0][0]}&episode={pair[0][1]}"
@@ -154,7 +157,7 @@ def _start(kept: list[list[int]]) -> str | None:
 
 
 def answers_of(trace: ViewedTrace, number: int) -> Iterator[tuple[str, bytes]]:
-    """Yield what the page may ask about an episode, and the answers."""
+    """Yield all requests that the page may send about an episode, and the answers."""
     viewed, of = trace.episode(number), f"trace={trace.number}&episode={number}"
     yield f"/api/episode?{of}", as_json({**trace.episode_facts(number), "renderable": False}).body
     for column in viewed.columns.values():
@@ -171,12 +174,12 @@ def answers_of(trace: ViewedTrace, number: int) -> Iterator[tuple[str, bytes]]:
 
 
 def small_encoding(shape: tuple[int, ...]) -> Encoding:
-    """Return the encoding of saved pictures: WebP if Pillow is there, which takes a fraction of PNG's bytes."""
+    """Return the encoding of saved images: WebP if Pillow is installed, much smaller than PNG."""
     try:
         from PIL import Image, features
     except ImportError:
         return Encoding("image/png", png)
-    if not features.check("webp") or max(shape) > _WIDEST_WEBP:
+    if not features.check("webp") or max(shape) > _MOST_WEBP_PIXELS:
         return Encoding("image/png", png)
 
     def encode(picture: Array) -> bytes:
@@ -189,14 +192,10 @@ def small_encoding(shape: tuple[int, ...]) -> Encoding:
 
 
 class _Body:
-    """Answers in a file, in the order in which they come, until they are too large together.
+    """Answers in a temporary file, limited in size."""
 
-    Attributes:
-        packed_bytes: about what they take in the page.
-    """
-
-    def __init__(self, file: IO[bytes], most: int):
-        self._file, self._most = file, most
+    def __init__(self, file: IO[bytes], max_bytes: int):
+        self._file, self._max_bytes = file, max_bytes
         self._sizes: dict[str, int] = {}
         self._end = 0
         self._compressor = zlib.compressobj(_LEVEL)
@@ -204,24 +203,24 @@ class _Body:
 
     @property
     def packed_bytes(self) -> int:
+        """Approximate size of the answers in the page."""
         return self._compressed * 4 // 3
 
-    def take(self, answers: Iterable[tuple[str, bytes]]) -> bool:
-        """Take in the answers of an episode; return False, and take in none, if they do not fit."""
-        taken, end = dict(self._sizes), self._end
+    def add_if_fits(self, answers: Iterable[tuple[str, bytes]]) -> bool:
+        """Add the answers about an episode; if they do not fit, add none and return False."""
+        sizes, end = dict(self._sizes), self._end
         for url, body in answers:
             self.add(url, body)
-            if self.packed_bytes > self._most:
+            if self.packed_bytes > self._max_bytes:
                 break
         else:
             self._compressed += len(self._compressor.flush(zlib.Z_SYNC_FLUSH))
-        if self.packed_bytes > self._most:
-            self._sizes, self._end = taken, end
+        if self.packed_bytes > self._max_bytes:
+            self._sizes, self._end = sizes, end
             return False
         return True
 
     def add(self, url: str, body: bytes) -> None:
-        """Take in an answer."""
         self._file.seek(self._end)
         self._file.write(body)
         self._sizes[url] = len(body)
@@ -229,7 +228,7 @@ class _Body:
         self._compressed += len(self._compressor.compress(url.encode())) + len(self._compressor.compress(body))
 
     def packed(self, head: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield all of them as a container, compressed with gzip."""
+        """Yield all answers as a container, compressed with gzip."""
         compressor = zlib.compressobj(_LEVEL, wbits=_GZIP)
         entries = ((url, "|u1", (size,), size) for url, size in self._sizes.items())
         yield compressor.compress(container.opening(head, entries))
@@ -241,7 +240,7 @@ class _Body:
 
 
 class _Shell:
-    """The page around the answers: its script and style inside, and a policy that allows these alone."""
+    """The page around the answers: it contains its script and style, and a policy that allows only these."""
 
     def __init__(self, files: Mapping[str, bytes]):
         html, script, style = files["index.html"], files["app.js"], files["app.css"]
@@ -264,8 +263,8 @@ class _Shell:
         """Write the page with the answers, given as gzip."""
         out.write(self._before)
         rest = b""
-        for part in compressed:
-            rest += part
+        for data in compressed:
+            rest += data
             whole = len(rest) // 3 * 3
             out.write(base64.b64encode(rest[:whole]))
             rest = rest[whole:]

@@ -16,7 +16,7 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError
 from gym_trace.tools.viewer.answers import JSON, Answer, Answers, Query, Refused, as_json
-from gym_trace.tools.viewer.guard import KNOWN, Guard
+from gym_trace.tools.viewer.guard import HAS_TOKEN, Guard
 from gym_trace.tools.viewer.trace import Edited
 
 try:
@@ -36,30 +36,30 @@ except ImportError as missing:
 _WORKERS = 4  # threads that read traces: each has a chunk or two in memory
 _MOST_CONNECTIONS = 128  # idle connections
 _MOST_NEW = 512 if sys.platform == "linux" else 192  # while they are new; macOS allows 256 open files
-_GRACE_SECONDS = 1.0  # for which a connection is new
-_LONGEST_POLL = 20.0  # seconds
+_GRACE_SECONDS = 1.0  # younger connections are new
+_POLL_SECONDS = 20.0  # after which a request for changes is answered in any case
 _FLAGGED = ("good", "bad", "look", None)
 
 
 class Viewer:
-    """A server on a port of this machine, from the start.
+    """A server that listens on a port of this machine as soon as it is made.
 
     Args:
-        answers: what it serves.
-        pages: the files of the page, by the path that a browser asks for.
-        host, port: to listen on; port 0: a free one.
+        answers: answers to requests of the page.
+        pages: files of the page, by request path.
+        host, port: address to listen on; port 0: a free one.
 
     Attributes:
-        port: the port that it listens on.
-        url: with the token, to open in a browser.
+        port: port that it listens on.
+        url: address with the token, to open in a browser.
 
-    Raises OSError if the port is taken.
+    Raises OSError if the port is in use.
     """
 
     def __init__(self, answers: Answers, pages: Mapping[str, Answer], host: str = "127.0.0.1", port: int = 0):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
-        # Connections inherit it. asyncio leaves it to us for sockets made this way, and each answer would take 40 ms.
+        # Connections inherit this option; asyncio does not set it for such sockets. Without it, an answer takes 40 ms.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]
         token = secrets.token_urlsafe(24)
@@ -86,7 +86,7 @@ class Viewer:
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Serve until stop() is called, or a signal ends it, which is raised again."""
+        """Serve until stop() is called or a signal arrives, which is raised again."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -98,47 +98,47 @@ class Viewer:
 
 
 class _Connection(H11Protocol):
-    """A connection that makes way for new ones while it waits for a request.
+    """A connection that is closed for a new one if there are too many, while it waits for a request.
 
-    Others on this machine can connect without the token: connections that they only hold, or open again and again, do
-    not lock the page out. Those of the page make way last, and new ones get time to send a request.
+    Other users of this machine can connect without the token. They must not lock the page out, whether they hold
+    connections or open new ones again and again. So connections of the page are closed last, and new ones get time to
+    send a request.
     """
 
     def connection_made(self, transport: Any) -> None:
-        """Accept a connection; of too many, end the one that is idle for longest."""
+        """Accept a connection; if there are too many, close the one that is idle for longest."""
         self._used = time.monotonic()
         super().connection_made(transport)
         if (count := len(self.connections)) <= _MOST_CONNECTIONS:
             return
         latest = self._used - (_GRACE_SECONDS if count <= _MOST_NEW else 0)
-        others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
-        idle = [one for one in others if not one._is_busy() and one._used <= latest]
+        others = (other for other in self.connections if isinstance(other, _Connection) and other is not self)
+        idle = [other for other in others if not other._is_busy() and other._used <= latest]
         if idle:
-            oldest = min(idle, key=lambda one: (one._is_known(), one._used))
+            oldest = min(idle, key=lambda other: (other._has_token(), other._used))
             self.connections.discard(oldest)
             oldest.transport.abort()
 
     def _is_busy(self) -> bool:
-        """Return True while a request with the token is answered; others are at once, but perhaps not read."""
-        return self._is_known() and not self.cycle.response_complete
+        """Return True while a request with the token is answered. Other requests are answered at once."""
+        return self._has_token() and not self.cycle.response_complete
 
-    def _is_known(self) -> bool:
-        """Return True if the last request showed the token."""
-        return self.cycle is not None and KNOWN in self.cycle.scope
+    def _has_token(self) -> bool:
+        """Return True if the last request had the token."""
+        return self.cycle is not None and HAS_TOKEN in self.cycle.scope
 
     def data_received(self, data: bytes) -> None:
-        """Take in a part of a request."""
-        if self._is_known():  # a request that only dribbles in makes way, too
+        if self._has_token():  # without it, a request that arrives slowly counts as idle
             self._used = time.monotonic()
         super().data_received(data)
 
 
 def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], bool]) -> Starlette:
     limiter: list[anyio.CapacityLimiter] = []
-    watching = _Watching(answers)
+    refresher = _Refresher(answers)
 
     async def in_thread(work: Callable[[], Answer], limited: bool = True) -> Response:
-        """Answer in a thread. Few at once, whatever the number of requests: each needs memory."""
+        """Answer in a thread. If limited, only a few run at the same time, because each needs memory."""
         if not limiter:
             limiter.append(anyio.CapacityLimiter(_WORKERS))
         try:
@@ -160,11 +160,11 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
     async def changes(request: Request) -> Response:
         since = request.query_params.get("since", "0")
         known = int(since) if since.isascii() and since.isdecimal() and len(since) < 16 else 0
-        end = time.monotonic() + _LONGEST_POLL
+        end = time.monotonic() + _POLL_SECONDS
         while answers.version <= known and time.monotonic() < end and not is_ending():
-            await anyio.to_thread.run_sync(watching.look)
+            await anyio.to_thread.run_sync(refresher.refresh)
             if answers.version <= known:
-                await anyio.sleep(min(watching.pause, max(0.0, end - time.monotonic())))
+                await anyio.sleep(min(refresher.pause, max(0.0, end - time.monotonic())))
         return Response(as_json(_changes(answers)).body, media_type=JSON)
 
     async def body_of(request: Request) -> bytes:
@@ -177,15 +177,16 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         body = await body_of(request)
         return await in_thread(partial(_flagged, answers, body))
 
-    asked = ["traces", "episodes", "histograms", "episode", "plot", "frames", "steps", "compare", "filter"]
+    names = ["traces", "episodes", "histograms", "episode", "plot", "frames", "steps", "compare", "filter"]
 
     async def render(request: Request) -> Response:
         if request.method != "POST":
             return await in_thread(partial(_progress, answers, dict(request.query_params)))
-        body = await body_of(request)  # it waits for the environment, and must not keep others from being answered
+        body = await body_of(request)
+        # Not limited: it waits for the environment, and must not delay other answers.
         return await in_thread(partial(_render, answers, body), limited=False)
 
-    routes = [Route(f"/api/{name}", get) for name in asked]
+    routes = [Route(f"/api/{name}", get) for name in names]
     routes.append(Route("/api/render", render, methods=["GET", "POST"]))
     routes += [Route("/api/changes", changes), Route("/api/flags", flags, methods=["POST"])]
     return Starlette(routes=[*routes, Route("/{path:path}", page)])
@@ -194,19 +195,19 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
 def _changes(answers: Answers) -> dict[str, Any]:
     traces = [
         {
-            "trace": one.number,
-            "version": one.version,
-            "episodes": len(one.trace),
-            "steps": int(one.trace.episodes["steps"].sum()),
-            "live": one.is_live,
+            "trace": viewed.number,
+            "version": viewed.version,
+            "episodes": len(viewed.trace),
+            "steps": int(viewed.trace.episodes["steps"].sum()),
+            "live": viewed.is_live,
         }
-        for one in answers.traces
+        for viewed in answers.traces
     ]
     return {"version": answers.version, "traces": traces}
 
 
-def _sent(body: bytes) -> Any:
-    """Return the JSON of a POST; None if it is none."""
+def _json_of(body: bytes) -> Any:
+    """Return the JSON value of a body; None if it is invalid."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -215,7 +216,7 @@ def _sent(body: bytes) -> Any:
 
 def _render(answers: Answers, body: bytes) -> Answer:
     """Begin to render an episode. Raises Refused."""
-    match _sent(body):
+    match _json_of(body):
         case {"trace": int(number), "episode": int(episode), "trust": bool(trust)}:
             pass
         case _:
@@ -238,7 +239,7 @@ def _render(answers: Answers, body: bytes) -> Answer:
 
 
 def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
-    """Tell how far a rendering is. Raises Refused."""
+    """Return the progress of a rendering. Raises Refused."""
     try:
         if answers.renderings is None:
             raise LookupError("episodes cannot be rendered here")
@@ -248,8 +249,8 @@ def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
 
 
 def _flagged(answers: Answers, body: bytes) -> Answer:
-    """Keep a flag. Raises Refused."""
-    match _sent(body):
+    """Store a flag. Raises Refused."""
+    match _json_of(body):
         case {
             "trace": int(number),
             "episode": int(episode),
@@ -272,19 +273,18 @@ def _flagged(answers: Answers, body: bytes) -> Answer:
         raise Refused(409, f"the flag could not be kept: {error}", "is the directory of the trace writable?") from error
 
 
-class _Watching:
-    """Looks for what is new in the traces while a page waits for it: once at a time, however many pages wait.
+class _Refresher:
+    """Refreshes the traces while pages wait for changes: one refresh at a time, however many pages wait.
 
     Attributes:
-        pause: seconds until it is worth looking again.
+        pause: seconds to wait between two calls.
     """
 
     def __init__(self, answers: Answers):
         self._answers, self._lock, self._next = answers, threading.Lock(), 0.0
         self.pause = 0.5
 
-    def look(self) -> None:
-        """Take in what is new."""
+    def refresh(self) -> None:
         if time.monotonic() < self._next or not self._lock.acquire(blocking=False):
             return
         try:
@@ -292,13 +292,13 @@ class _Watching:
             for trace in self._answers.traces:
                 with contextlib.suppress(TraceError, OSError):  # removed, or unreadable: the page keeps what it has
                     trace.refresh()
-            took = time.monotonic() - begin
-            self._next = time.monotonic() + max(1.0, 10 * took)  # a large trace takes long to look through
+            seconds = time.monotonic() - begin
+            self._next = time.monotonic() + max(1.0, 10 * seconds)  # refreshing takes at most a tenth of the time
         finally:
             self._lock.release()
 
 
 def pages_of(files: Mapping[str, bytes]) -> dict[str, Answer]:
-    """Return the files of the page by the paths that a browser asks for."""
+    """Return the files of the page by request path."""
     pages = {f"/{name}": Answer(data, mimetypes.guess_type(name)[0] or "text/plain") for name, data in files.items()}
     return {**pages, "/": pages["/index.html"]}

@@ -32,9 +32,9 @@ from gym_trace.tools.viewer.values import to_json
 MOST_ROWS = 2000  # rows of the table of episodes in one answer
 _SELECTIONS = 8  # number of cached selections
 _MOST_NOTES = 20  # on damage
-_LONGEST = 2000  # characters of a fact
-_MOST_CHECKED = 4 << 30  # bytes of a trace that is read as a whole to find its damage
-_WORDS = 256  # distinct values of a text column that are named in an answer
+_MOST_CHARACTERS = 2000  # of a fact
+_MOST_CHECKED = 4 << 30  # bytes; damage is not searched for in larger traces
+_MOST_WORDS = 256  # distinct values of a text column in an answer
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
 
 
@@ -43,12 +43,12 @@ class Edited(Exception):
 
 
 class ViewedTrace:
-    """A trace, and what the viewer keeps of it. Any number of threads may ask it.
+    """A trace with the caches of the viewer; thread-safe.
 
     Attributes:
-        number: what the page calls it.
-        trace: as it is now; replaced by refresh().
-        version: grows with each change.
+        number: number of the trace on the page.
+        trace: current state of the trace; replaced by refresh().
+        version: number that grows with each change.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ViewedTrace:
         self.number, self.trace, self.version = number, copy.copy(trace), 1
         self.name = name
         self._live, self._cache, self._curve_bytes = copy.copy(trace), cache, curve_bytes
-        self._curves = CurveStore(curve_bytes)  # its own: copies of a trace have the same writers and episodes
+        self._curves = CurveStore(curve_bytes)  # one per trace, as copies of a trace have the same writers and episodes
         self._listed: tuple[tuple[str, int], ...] | None = None
         self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
         self._known_flags: tuple[Trace, int, Array] | None = None
@@ -68,13 +68,13 @@ class ViewedTrace:
 
     @property
     def is_live(self) -> bool:
-        """Return True while a process records into it."""
+        """True while a process records into the trace."""
         return any(writer.alive for writer in self.trace.readers)
 
     def refresh(self) -> bool:
-        """Take in what was recorded since, unless nothing can have been. Return True if there is anything new."""
+        """Update the trace if its files may have changed. Return True if there is anything new."""
         with self._refreshing:
-            listed = self._list()
+            listed = self._files()
             if not self.is_live and listed == self._listed:
                 return False
             before, was_live = self.trace.readers, self.is_live
@@ -91,8 +91,8 @@ class ViewedTrace:
             self._cache.drop_gone()
             return True
 
-    def _list(self) -> tuple[tuple[str, int], ...]:
-        """Return the files of the trace and their sizes: an edit in place keeps the names."""
+    def _files(self) -> tuple[tuple[str, int], ...]:
+        """Return the files of the trace and their sizes, because an edit in place keeps the names."""
         return tuple(sorted(sizes_of(storage_of(self._live)).items()))
 
     def look_for_damage(self) -> None:
@@ -117,14 +117,14 @@ class ViewedTrace:
                 self._changed()
 
     def _is_damaged(self, trace: Trace, table: Array) -> Array:
-        """Return True for episodes of the table of which steps cannot be read."""
+        """Return True for episodes of the table with unreadable steps."""
         found = np.zeros(len(table), bool)
         for number, writer in enumerate(trace.readers if self._damaged else ()):
             ids = list(self._damaged.get(writer.writer, {}))
             found |= (table["writer"] == number) & np.isin(table["episode_id"], ids)
         return found
 
-    def keep(self, numbers: list[int]) -> None:
+    def list_only(self, numbers: list[int]) -> None:
         """List only these episodes from now on, by their numbers in the whole trace."""
         with self._lock:
             self.trace = self.trace[np.isin(self.trace.chosen, numbers)]
@@ -138,40 +138,40 @@ class ViewedTrace:
         """Return an episode by its number in the whole trace. Raises IndexError."""
         trace = self.trace
         if trace.whole is not trace:
-            places = np.flatnonzero(trace.chosen == index)
-            if not len(places):
-                raise IndexError(f"no episode {index} among those that were chosen")
-            index = int(places[0])
+            found = np.flatnonzero(trace.chosen == index)
+            if not len(found):
+                raise IndexError(f"no episode {index} among the chosen ones")
+            index = int(found[0])
         return ViewedEpisode(trace, index, self._cache, self._curves)
 
-    # -- what is known of it ------------------------------------------------------------------------------------------
+    # -- descriptions -------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """Return what the page shows of the trace before anything else."""
+        """Return the description of the trace, which the page requests first."""
         trace = self.trace
         table, readers = trace.episodes, trace.readers
         ids = [writer.about_or_empty.environment.get("id") for writer in readers]
-        found = self._damages or trace.damage
-        damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in found]
+        damages = self._damages or trace.damage
+        damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in damages]
         lanes = int(table["lane"].max(initial=0)) + 1
-        known = [] if self._is_shared else [("directory", str(trace.directory))]
-        known.append(("writers", f"{len(readers):,}"))
-        known += [(key, str(to_json(value))[:_LONGEST]) for key, value in trace.facts.items() if key != "flags"]
+        facts = [] if self._is_shared else [("directory", str(trace.directory))]
+        facts.append(("writers", f"{len(readers):,}"))
+        facts += [(key, str(to_json(value))[:_MOST_CHARACTERS]) for key, value in trace.facts.items() if key != "flags"]
         return {
             "trace": self.number,
             "name": printable(self.name),
             "title": None,
-            "env_id": next((one for one in ids if isinstance(one, str)), None),
+            "env_id": next((env_id for env_id in ids if isinstance(env_id, str)), None),
             "episodes": len(table),
             "steps": int(table["steps"].sum()),
             "live": self.is_live,
             "lanes": lanes if lanes > 1 else None,
             "damage": len(damage),
-            "damage_notes": [printable(note)[:_LONGEST] for note in damage[:_MOST_NOTES]],
+            "damage_notes": [printable(note)[:_MOST_CHARACTERS] for note in damage[:_MOST_NOTES]],
             "version": self.version,
-            "renderable": any(isinstance(one, str) for one in ids),
+            "renderable": any(isinstance(env_id, str) for env_id in ids),
             "spaces": self._spaces(),
-            "facts": known,
+            "facts": facts,
         }
 
     def _spaces(self) -> dict[str, str]:
@@ -183,12 +183,12 @@ class ViewedTrace:
             name: ", ".join(
                 f"{name_of(leaf.path)}: {'any value' if leaf.dtype is None else f'{leaf.dtype} {leaf.shape}'}"
                 for leaf in layout.leaves()
-            )[:_LONGEST]
+            )[:_MOST_CHARACTERS]
             for name, layout in (("observations", layouts.observations), ("actions", layouts.actions))
         }
 
     def episode_facts(self, index: int) -> dict[str, Any]:
-        """Return what the page shows of an episode: its columns and what is known. Raises IndexError."""
+        """Return the description of an episode and of its columns. Raises IndexError."""
         viewed = self.episode(index)
         one, columns = viewed.episode, viewed.columns
         total = one.total_reward
@@ -208,7 +208,7 @@ class ViewedTrace:
             "frames": [column.name for column in columns.values() if column.kind == "frames"],
             "renderable": not one.first_step,
             "columns": [column.plain() for column in columns.values()],
-            "facts": [(label, text[:_LONGEST]) for label, text in viewed.facts()],
+            "facts": [(label, text[:_MOST_CHARACTERS]) for label, text in viewed.facts()],
             "fps": viewed.fps,
             "version": self.version,
         }
@@ -221,7 +221,7 @@ class ViewedTrace:
             return None
 
     def _damage_of(self, viewed: ViewedEpisode) -> list[str]:
-        """Return what is known to be missing of an episode."""
+        """Return notes on missing data of an episode."""
         one, notes = viewed.episode, []
         if one.first_step:
             notes.append(f"the first {one.first_step:,} steps are not here: filtered out or lost")
@@ -234,7 +234,7 @@ class ViewedTrace:
     # -- the table of episodes ----------------------------------------------------------------------------------------
 
     def _flags(self, trace: Trace) -> Array:
-        """Return the flag of each episode: 0 without one, otherwise its place in FLAGS plus 1."""
+        """Return the flag of each episode: 0 without one, otherwise its index in FLAGS plus 1."""
         known = self._known_flags
         if known is not None and known[0] is trace and known[1] == self.version:
             return known[2]
@@ -267,7 +267,7 @@ class ViewedTrace:
             listed.append(("seed", "number", "seed"))
             numbers["seed"] = np.where(table["seed"] < 0, np.nan, table["seed"].astype(np.float64))
         for name, values in self._texts(trace).items():
-            if len(set(values)) > 1 and len(values) <= _WORDS:
+            if len(set(values)) > 1 and len(values) <= _MOST_WORDS:
                 listed.append((name, "text", name))
                 words[name] = values, table["writer"].astype(np.uint16)
         head = {
@@ -282,12 +282,12 @@ class ViewedTrace:
 
     @staticmethod
     def _texts(trace: Trace) -> dict[str, list[str]]:
-        """Return texts that each writer gives to all of its episodes."""
-        about = [(writer, writer.about_or_empty) for writer in trace.readers]
+        """Return text columns, with one text per writer."""
+        schemas = [writer.about_or_empty for writer in trace.readers]
         return {
-            "split": [one.split for _, one in about],
-            "environment": [str(one.environment.get("id") or "") for _, one in about],
-            "writer": [writer.writer for writer, _ in about],
+            "split": [schema.split for schema in schemas],
+            "environment": [str(schema.environment.get("id") or "") for schema in schemas],
+            "writer": trace.writers,
         }
 
     def _selected(self, trace: Trace, where: str, search: str, sort: str) -> Array:
@@ -298,7 +298,7 @@ class ViewedTrace:
                 return self._selections[key]
         chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]))
         if key[1]:
-            chosen = chosen[self._found(trace, key[1])[chosen]]
+            chosen = chosen[self._matches(trace, key[1])[chosen]]
         with self._lock:
             if trace is self.trace:
                 self._selections[key] = chosen
@@ -306,7 +306,7 @@ class ViewedTrace:
                     self._selections.popitem(last=False)
         return chosen
 
-    def _found(self, trace: Trace, text: str) -> Array:
+    def _matches(self, trace: Trace, text: str) -> Array:
         """Return True for episodes with this text in a text column, or with this number or seed."""
         wanted, table = text.casefold(), trace.episodes
         found: Array = np.zeros(len(table), bool)
@@ -322,9 +322,9 @@ class ViewedTrace:
         return found
 
     def histograms(self, where: str, search: str) -> dict[str, Any]:
-        """Return how returns, lengths, outcomes and flags of the selected episodes are spread. Raises InvalidOption.
+        """Return histograms of returns, lengths, outcomes and flags of the selected episodes. Raises InvalidOption.
 
-        Edges are those of the whole trace.
+        Bins are those of the whole trace.
         """
         trace = self.trace
         chosen = self._selected(trace, where, search, "")
@@ -333,11 +333,11 @@ class ViewedTrace:
         found: dict[str, Any] = {}
         for name, field in (("return", "return"), ("length", "steps")):
             values = table[field].astype(np.float64)
-            found[name] = _counted(values, values if is_all else values[chosen])
+            found[name] = _histogram_of(values if is_all else values[chosen], values)
         for name, names, codes in (("outcome", list(OUTCOMES), outcomes), ("flag", ["none", *FLAGS], flags)):
             counts = np.bincount(codes[chosen], minlength=len(names)).tolist()
-            there = np.bincount(codes, minlength=len(names)).tolist()
-            shown = [i for i, count in enumerate(there) if count or (name == "flag" and i)]
+            totals = np.bincount(codes, minlength=len(names)).tolist()
+            shown = [i for i, total in enumerate(totals) if total or (name == "flag" and i)]
             found[name] = {"names": [names[i] for i in shown], "counts": [counts[i] for i in shown]}
         terms = {"return": "return", "length": "steps", "outcome": "outcome", "flag": "flag"}
         return {**found, "matched": len(chosen), "total": len(trace), "terms": terms}
@@ -371,13 +371,13 @@ class ViewedTrace:
 
     def filter_lines(self, where: str = "") -> list[dict[str, str]]:
         """Return command lines that make a trace of the good episodes, without the bad ones, and of a selection."""
-        there = set(np.unique(self._flags(self.trace)).tolist())
-        wanted = [
+        used = set(np.unique(self._flags(self.trace)).tolist())
+        choices = [
             ("keep the good ones", 'flag == "good"', "good", 1),
             ("leave out the bad ones", 'flag != "bad"', "kept", 2),
             ("look again at these", 'flag == "look"', "look", 3),
         ]
-        lines = [(title, condition, name) for title, condition, name, code in wanted if code in there]
+        lines = [(title, condition, name) for title, condition, name, code in choices if code in used]
         lines += [("keep the selection", where.strip(), "selected")] if where.strip() else []
         directory = str(self.trace.directory)
         edit = ["gym-trace", "edit", "filter", directory, "--where"]
@@ -388,7 +388,7 @@ class ViewedTrace:
 
 
 def _order(sort: str) -> str | None:
-    """Return the order of the table in the names of --sort."""
+    """Translate a sort order of the page into the names of --sort."""
     names = {"episode": "index", "length": "steps", "environment": "writer"}
     keys = []
     for key in filter(None, (part.strip() for part in sort.split(","))):
@@ -397,8 +397,8 @@ def _order(sort: str) -> str | None:
     return ", ".join(keys) or None
 
 
-def _counted(values: Array, chosen: Array) -> dict[str, Any]:
-    """Return a histogram of the chosen values, in the bins of all."""
+def _histogram_of(chosen: Array, values: Array) -> dict[str, Any]:
+    """Return a histogram of chosen values, in the bins of all values."""
     good = values[np.isfinite(values)]
     bins = histogram(good) if len(good) else None
     odd = int(np.count_nonzero(~np.isfinite(chosen)))
@@ -408,6 +408,6 @@ def _counted(values: Array, chosen: Array) -> dict[str, Any]:
     if len(bins["edges"]) == 2 and bins["edges"][0] == bins["edges"][1]:  # one value
         return {"edges": bins["edges"], "counts": [len(chosen) - odd], "nan": odd, "ends": ends}
     edges = np.array(bins["edges"])
-    places = np.searchsorted(edges, chosen[np.isfinite(chosen)], side="right") - 1
-    counts = np.bincount(np.clip(places, 0, len(edges) - 2), minlength=len(edges) - 1)
+    bins_of = np.searchsorted(edges, chosen[np.isfinite(chosen)], side="right") - 1
+    counts = np.bincount(np.clip(bins_of, 0, len(edges) - 2), minlength=len(edges) - 1)
     return {"edges": bins["edges"], "counts": counts.tolist(), "nan": odd, "ends": ends}

@@ -11,15 +11,15 @@ import numpy as np
 from gym_trace.data.values import EnumMember, Misfit, Unstored
 from gym_trace.printable import integer, key_text, shown
 
-MOST_NUMBERS = 64  # numbers of an array that are listed
-_MOST_ITEMS = 256  # items of a list or map
-_DEEPEST = 16
-_LONGEST = 4096  # characters of a text
-_SAFE = 1 << 53  # JavaScript's numbers are exact up to here
+MOST_NUMBERS = 64  # of a listed array
+_MOST_ITEMS = 256  # of a list or map
+_DEEPEST = 16  # levels of nested values
+_MOST_CHARACTERS = 4096  # of a text
+_SAFE = 1 << 53  # numbers of JavaScript are exact below
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """Return any recorded value as JSON: numbers short but exact, everything else abbreviated where it is long."""
+    """Return a recorded value as JSON: numbers short but exact, other values abbreviated if they are long."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -27,7 +27,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, str):
-        return value if len(value) <= _LONGEST else value[:_LONGEST] + "…"
+        return value if len(value) <= _MOST_CHARACTERS else value[:_MOST_CHARACTERS] + "…"
     if isinstance(value, np.generic):
         return _of_array(np.asarray(value))
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -39,7 +39,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
     if depth < _DEEPEST:
         if isinstance(value, dict):
             items = islice(value.items(), _MOST_ITEMS)
-            listed = {key_text(key)[:_LONGEST]: to_json(item, depth + 1) for key, item in items}
+            listed = {key_text(key)[:_MOST_CHARACTERS]: to_json(item, depth + 1) for key, item in items}
             return listed | ({"…": f"{len(value)} entries"} if len(value) > _MOST_ITEMS else {})
         if isinstance(value, (list, tuple, np.ndarray)):
             listed_items = [to_json(item, depth + 1) for item in islice(value, _MOST_ITEMS)]
@@ -48,7 +48,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
 
 
 def array_text(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    """Return what stands for an array that is too large to be listed."""
+    """Return the text that stands for an array that is too large to be listed."""
     return f"{dtype} array {shape}"
 
 

@@ -106,10 +106,10 @@ def test_an_unknown_licence_is_listed_as_other_with_its_name(
 
 @pytest.mark.parametrize("steps", [0, 999, 1000, 10**6 - 1, 10**13])
 def test_size_categories_are_those_of_hugging_face(steps: int) -> None:
-    from gym_trace.tools.statistics.card import _front
+    from gym_trace.tools.statistics.card import _header
 
     expected = {0: "n<1K", 999: "n<1K", 1000: "1K<n<10K", 10**6 - 1: "100K<n<1M", 10**13: "n>1T"}
-    assert front(_front("x", [], {}, steps) + "\n")["size_categories"] == [expected[steps]]
+    assert front(_header("x", [], {}, steps) + "\n")["size_categories"] == [expected[steps]]
 
 
 def test_differing_writers_are_listed_separately(tmp_path: Path) -> None:

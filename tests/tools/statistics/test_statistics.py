@@ -18,7 +18,7 @@ from gym_trace import open_trace, summarize
 from gym_trace.data.moments import RunningMoments
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.tools.statistics.accumulators import KNOWN_VALUES, POINTS, Curve, Tally, Variety, described
+from gym_trace.tools.statistics.accumulators import KNOWN_VALUES, POINTS, Curve, Tally, Variety, moments_as_json
 from gym_trace.tools.statistics.columns import DISTINCT_VALUES
 from gym_trace.tools.statistics.summary import _running_time
 
@@ -417,7 +417,7 @@ def test_merged_moments_equal_the_moments_of_the_whole(pieces: list[list[float]]
         parts.merge(part)
     whole = np.concatenate([np.array(piece) for piece in pieces])
     for moments in (parts, stream):
-        (known,) = described(moments)
+        (known,) = moments_as_json(moments)
         assert (known["count"], known["min"], known["max"]) == (len(whole), whole.min(), whole.max())
         assert known["mean"] == pytest.approx(whole.mean(), abs=1e-6)
         assert known["std"] == pytest.approx(whole.std(), rel=1e-9, abs=1e-6)
@@ -430,7 +430,7 @@ def test_moments_lose_no_precision_far_from_zero() -> None:
     moments = RunningMoments(1)
     for block in np.array_split(noise + 1e12, 37):
         moments.add(block)
-    (known,) = described(moments)
+    (known,) = moments_as_json(moments)
     assert known["std"] == pytest.approx(noise.std(), rel=1e-4)
     assert known["mean"] - 1e12 == pytest.approx(noise.mean(), abs=1e-3)
 
@@ -466,10 +466,10 @@ def test_moments_of_every_dtype_and_of_no_rows(dtype: Any) -> None:
     rows = np.array([[0], [1], [1]], dtype)
     moments = RunningMoments(1)
     moments.add(rows[:0])
-    assert described(moments)[0]["mean"] is None
+    assert moments_as_json(moments)[0]["mean"] is None
     moments.add(rows)
-    assert described(moments)[0]["mean"] == pytest.approx(2 / 3)
-    assert described(moments)[0]["std"] == pytest.approx(math.sqrt(2) / 3)
+    assert moments_as_json(moments)[0]["mean"] == pytest.approx(2 / 3)
+    assert moments_as_json(moments)[0]["std"] == pytest.approx(math.sqrt(2) / 3)
 
 
 @given(st.lists(st.lists(finite_floats, max_size=30), min_size=1, max_size=6), st.integers(0, 40))

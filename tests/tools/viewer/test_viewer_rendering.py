@@ -135,7 +135,7 @@ def test_the_error_of_an_environment_that_fails_reaches_the_page(tmp_path: Path,
 
 
 def test_the_pictures_of_other_episodes_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "_MOST_KEPT", 1)
+    monkeypatch.setattr(rendering, "_MOST_EPISODES", 1)
     renderings = Renderings(Recipe(Making(make_env=Mine)))
     directory = tmp_path
     with TraceRecordingWrapper(Mine(), directory) as env:
