@@ -101,7 +101,7 @@ def _record(
     recorder.close()
 
 
-def _recording_in(observation_space: Any, action_space: Any = _DISCRETE, **options: Any) -> Callable[[Path], None]:
+def _recorded(observation_space: Any, action_space: Any = _DISCRETE, **options: Any) -> Callable[[Path], None]:
     return lambda directory: _record(_Scripted(observation_space, action_space), directory, **options)
 
 
@@ -144,23 +144,21 @@ def _record_odd_numbers(directory: Path) -> None:
 
 
 _ZOO: dict[str, Callable[[Path], None]] = {
-    "vectors": _recording_in(_BOX32),
-    "float64": _recording_in(spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1, 1, (2,), np.float32)),
-    "pixels": _recording_in(spaces.Box(0, 255, (24, 20, 3), np.uint8)),
-    "dict": _recording_in(
-        _DICT, spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})
-    ),
-    "tuple": _recording_in(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))),
-    "text": _recording_in(_TEXT),
-    "integers": _recording_in(spaces.Discrete(500), spaces.Discrete(5, start=-2)),
-    "several-integers": _recording_in(spaces.MultiDiscrete([5, 9]), spaces.MultiDiscrete([3, 4])),
-    "one-episode": _recording_in(_BOX32, scripts=(Script(6, "terminated"),)),
-    "long": _recording_in(
+    "vectors": _recorded(_BOX32),
+    "float64": _recorded(spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1, 1, (2,), np.float32)),
+    "pixels": _recorded(spaces.Box(0, 255, (24, 20, 3), np.uint8)),
+    "dict": _recorded(_DICT, spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})),
+    "tuple": _recorded(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))),
+    "text": _recorded(_TEXT),
+    "integers": _recorded(spaces.Discrete(500), spaces.Discrete(5, start=-2)),
+    "several-integers": _recorded(spaces.MultiDiscrete([5, 9]), spaces.MultiDiscrete([3, 4])),
+    "one-episode": _recorded(_BOX32, scripts=(Script(6, "terminated"),)),
+    "long": _recorded(
         spaces.Box(-1, 1, (2,), np.float32), scripts=(Script(40_000, "truncated", 0), Script(5, "terminated"))
     ),
     "ends": _record_ends,
-    "flags-within": _recording_in(_BOX32, flags_within=True),
-    "parts": _recording_in(_BOX32, frame_filter=lambda step: step % 6 > 1),
+    "flags-within": _recorded(_BOX32, flags_within=True),
+    "parts": _recorded(_BOX32, frame_filter=lambda step: step % 6 > 1),
     "seeds": _record_seeds,
     "infos": _record_infos,
     "several-rewards": lambda directory: _record(_Scripted(_BOX32, _DISCRETE, (2,)), directory),

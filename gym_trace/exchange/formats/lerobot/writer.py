@@ -159,7 +159,7 @@ class DatasetWriter:
         self._row_bytes, self._row_count = 0, 0  # of the collected rows
         self._episodes: list[dict[str, Any]] = []  # complete ones whose rows are not written yet
         self._open: dict[str, Any] = {}  # position of the open episode in the files
-        # Statistics by feature: those of the open episode, for its rows that are written, and those of all written ones.
+        # Statistics by feature, of the written rows of the open episode, and of all written episodes.
         self._open_statistics: dict[str, list[statistics.Statistics]] = {}
         self._all_statistics: dict[str, statistics.Statistics] = {}
         self._finals: list[tuple[str | None, int, dict[LeafPath, Any]]] = []  # identity, steps, final observation
