@@ -38,6 +38,9 @@ _HARDER = 3  # zstd levels added for such rows
 _LITTLE_CHUNK = 256 << 10  # bytes, size hint for chunks of such rows: zstd uses less memory and searches harder
 _QUICK = -1  # zstd level several times faster than level 1
 _QUICK_SIZE = 1.03  # size ratio up to which _QUICK replaces level 1
+# For noise: bytes of few values that hardly repeat. Level 1 spends its time on short matches, which save nothing.
+_RARE_MATCHES = {"strategy": 1, "min_match": 7, "hash_log": 6, "chain_log": 6, "search_log": 1, "window_log": 17}
+_RARE_SIZE = 0.995  # size ratio from which _RARE_MATCHES replaces level 1; it is then faster, too
 _LEAST_QUICK_SAMPLE = 16 << 10  # bytes; smaller samples do not predict that ratio
 _WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompressed
 _LEAST_BYTES = 256  # smaller columns stay uncompressed: compressing hands the interpreter lock to the user's loop
@@ -272,9 +275,11 @@ class Workspace:
         self.level = level or 3  # zstd takes 0 as 3
         self.compressor = zstandard.ZstdCompressor(level=self.level)
         self.compress: Callable[[Any], bytes] = self.compressor.compress
-        self.compress_quickly: Callable[[Any], bytes] = self.compress
+        self.for_small_rows = [self.compress]  # each may be the best one for a column
         if level == 1:
-            self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
+            parameters = zstandard.ZstdCompressionParameters(**_RARE_MATCHES)
+            quick, rare = zstandard.ZstdCompressor(_QUICK), zstandard.ZstdCompressor(compression_params=parameters)
+            self.for_small_rows += [quick.compress, rare.compress]
 
 
 class _Choice:
@@ -283,7 +288,7 @@ class _Choice:
     def __init__(self) -> None:
         self.encoding = PLAIN
         self.compressible = True
-        self.quick = False  # use compress_quickly
+        self.compressor = 0  # index into Workspace.for_small_rows
         self.patience = 0  # chunks between trials; 0 before the first one
         self.until_trial = 0
 
@@ -349,8 +354,7 @@ class ColumnEncoder:
             flat = flat[:1]
         else:
             encoding, _ = self._choice(rows, flat.shape[1])
-            if self._choices[False].quick:
-                compress = self._workspace.compress_quickly
+            compress = self._workspace.for_small_rows[self._choices[False].compressor]
         blob, bits = _squeezed(_encoded(flat, encoding, rows.dtype.itemsize), flat, encoding.bits, compress)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), bits | CONSTANT * constant, flat.size, [blob]), blob
@@ -414,10 +418,20 @@ class ColumnEncoder:
         best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bits.bit_count()))
         choice.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
         choice.encoding = best if choice.compressible else PLAIN
-        quick = self._workspace.compress_quickly
-        if not _is_large(row_size) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
+        compressors = self._workspace.for_small_rows
+        if len(compressors) > 1 and not _is_large(row_size) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
             encoded = _encoded(sample, choice.encoding, item_size)
-            choice.quick = len(quick(encoded)) <= _QUICK_SIZE * sizes[best]
+            # Plane by plane: planes of a whole chunk are larger than a block of zstd, those of a sample are not.
+            planes = _view(encoded)
+            size = len(planes) // (item_size if choice.encoding.bits & SHUFFLE.bits else 1)
+            bounds = range(0, len(planes), size)
+            usual, quick, rare = (
+                sum([len(compress(planes[i : i + size])) for i in bounds]) for compress in compressors
+            )
+            if quick <= _QUICK_SIZE * min(usual, rare):
+                choice.compressor = 1
+            else:
+                choice.compressor = 2 if rare < _RARE_SIZE * usual else 0
 
     def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int:
         workspace = self._workspace
@@ -452,6 +466,10 @@ def _all_rows_equal(flat: Array) -> bool:
 def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes:
     """Encode all rows of a chunk at once."""
     return encoding.encode(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat), item_size)
+
+
+def _view(data: Array | bytes) -> memoryview:
+    return memoryview(data if isinstance(data, bytes) else data.data).cast("B")
 
 
 class _ColumnStream:
@@ -504,7 +522,7 @@ class _ColumnStream:
         self.rows += len(frames)
 
     def _add(self, data: Array | bytes) -> None:
-        raw = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+        raw = _view(data)
         self.raw += len(raw)
         if self._object is not None:
             self._pieces.append(self._object.compress(raw))

@@ -108,25 +108,27 @@ def test_equal_rows_are_stored_once(count: int) -> None:
         assert column.encoding & CONSTANT
 
 
-def test_the_quick_level_is_used_only_if_the_column_hardly_grows() -> None:
+def test_a_faster_compressor_is_used_only_if_the_column_hardly_grows() -> None:
     random = np.random.default_rng(0)
-    walk, dice = random.normal(size=(4000, 8)).cumsum(axis=0), random.integers(0, 6, 50_000, np.uint8)
-    for rows, is_quick in ((walk, True), (dice, False)):
+    even, normal = random.random((20_000, 8), np.float32), random.standard_normal((20_000, 8), np.float32)
+    dice, walk = random.integers(0, 6, 50_000, np.uint8), random.integers(-9, 9, (40_000, 8)).cumsum(axis=0)
+    for rows, used, limit in ((even, 1, 1.03), (normal, 2, 1), (dice, 2, 1), (walk, 0, 1)):
         encoder, patient = ColumnEncoder(("a",), Workspace(1)), ColumnEncoder(("a",), Workspace(1))
-        patient._workspace.compress_quickly = patient._workspace.compress
-        (column, blob), (_, smaller) = encoder.encode(rows), patient.encode(rows)
-        assert (blob != smaller) == is_quick
-        assert len(blob) <= 1.03 * len(smaller)
+        del patient._workspace.for_small_rows[1:]
+        (column, blob), (_, usual) = encoder.encode(rows), patient.encode(rows)
+        assert encoder._choices[0].compressor == used
+        assert len(blob) <= limit * len(usual)
         assert bits(decode(column, blob)) == bits(rows)
 
 
-def test_small_samples_do_not_choose_the_quick_level() -> None:
+def test_small_samples_do_not_choose_a_faster_compressor() -> None:
     random = np.random.default_rng(0)
-    workspace = Workspace(1)
+    workspace, patient = Workspace(1), Workspace(1)
+    del patient.for_small_rows[1:]
     tiny = ColumnEncoder(("a",), workspace)
     tiny.encode(random.integers(0, 6, 20, np.uint8))
     dice = random.integers(0, 6, 1 << 18, np.uint8)
-    assert tiny.encode(dice)[1] == ColumnEncoder(("a",), workspace).encode(dice)[1]
+    assert tiny.encode(dice)[1] == ColumnEncoder(("a",), patient).encode(dice)[1]
     typed = ColumnEncoder(("a",), workspace)
     typed.encode(random.normal(size=(4000, 8)).cumsum(axis=0))
     values = [pack({"lives": int(lives), "frame": i}) for i, lives in enumerate(random.integers(0, 4, 5000))]
