@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+import shared_store  # noqa: F401 - registers shared://
 from forked_python import HELPERS
 from shell import wait_for
 from worker_episodes import children, whole_episodes
