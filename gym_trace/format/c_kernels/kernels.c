@@ -9,8 +9,8 @@
 #include <string.h>
 #include "constants.h"
 
-#define LARGE (1 << 15)   /* bytes worth releasing the interpreter lock for */
-#define AT_ONCE (1 << 15) /* bytes of rows per pass, which stay in the cache of a core */
+#define LARGE (1 << 15)      /* bytes worth releasing the interpreter lock for */
+#define PASS_BYTES (1 << 15) /* bytes of rows per pass, which stay in the cache of a core */
 
 #if defined(__GNUC__) && defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
 #define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
@@ -43,7 +43,7 @@ static void make_crc_table(void)
     }
 }
 
-/* crc: the register, inverted, here and in crc_by_folding(). */
+/* crc, here and in crc_by_folding(): the inverted checksum of the bytes before. */
 static uint32_t crc_by_table(const uint8_t *data, size_t size, uint32_t crc)
 {
     for (; size >= 8; data += 8, size -= 8) {
@@ -152,8 +152,8 @@ static PyObject *crc32_(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 /* -- bytes grouped by their position in the element ---------------------------------------------------------------- */
 
-/* Writes the elements begin to end to out. planes: one per byte of an element, each of `all` bytes. */
-FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *restrict out, size_t all, size_t begin,
+/* Writes the elements from begin to end - 1 to out. planes: one per byte of an element, each of `count` bytes. */
+FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *restrict out, size_t count, size_t begin,
                                    size_t end, size_t width)
 {
     const uint8_t *p = planes + begin;
@@ -162,20 +162,20 @@ FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *rest
         memcpy(out, p, n);
     } else if (width == 2) {
         for (size_t i = 0; i < n; i++) {
-            uint16_t word = (uint16_t)(p[i] | p[all + i] << 8);
+            uint16_t word = (uint16_t)(p[i] | p[count + i] << 8);
             memcpy(out + 2 * i, &word, 2);
         }
     } else if (width == 4) {
         for (size_t i = 0; i < n; i++) {
-            uint32_t word =
-                p[i] | (uint32_t)p[all + i] << 8 | (uint32_t)p[2 * all + i] << 16 | (uint32_t)p[3 * all + i] << 24;
+            uint32_t word = p[i] | (uint32_t)p[count + i] << 8 | (uint32_t)p[2 * count + i] << 16 |
+                            (uint32_t)p[3 * count + i] << 24;
             memcpy(out + 4 * i, &word, 4);
         }
     } else if (width == 8) {
         for (size_t i = 0; i < n; i++) {
             uint64_t word = 0;
             for (size_t j = 0; j < 8; j++) {
-                word |= (uint64_t)p[j * all + i] << 8 * j;
+                word |= (uint64_t)p[j * count + i] << 8 * j;
             }
             memcpy(out + 8 * i, &word, 8);
         }
@@ -183,7 +183,7 @@ FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *rest
         for (size_t i = 0; i < n; i += 64) {
             size_t some = n - i < 64 ? n - i : 64;
             for (size_t j = 0; j < width; j++) {
-                const uint8_t *source = p + j * all + i;
+                const uint8_t *source = p + j * count + i;
                 uint8_t *target = out + i * width + j;
                 for (size_t k = 0; k < some; k++) {
                     target[k * width] = source[k];
@@ -201,7 +201,7 @@ static inline void transpose(uint64_t *word)
         word[i] ^= swap << 32;
         word[i + 4] ^= swap;
     }
-    for (int i = 0; i < 8; i += i & 1 ? 3 : 1) {
+    for (int i = 0; i < 8; i += i & 1 ? 3 : 1) { /* 0, 1, 4, 5 */
         uint64_t swap = (word[i] >> 16 ^ word[i + 2]) & 0x0000FFFF0000FFFFu;
         word[i] ^= swap << 16;
         word[i + 2] ^= swap;
@@ -213,53 +213,41 @@ static inline void transpose(uint64_t *word)
     }
 }
 
-/* width: a constant for the compiler, which inlines this function. */
-static inline __attribute__((always_inline)) size_t shuffle_eights(const uint8_t *restrict elements,
-                                                                   uint8_t *restrict p, size_t all, size_t n,
-                                                                   size_t width)
-{
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        uint64_t word[8] = {0};
-        for (size_t k = 0; k < 8; k++) {
-            memcpy(&word[k], elements + (i + k) * width, width);
-        }
-        transpose(word);
-        for (size_t j = 0; j < width; j++) {
-            memcpy(p + j * all + i, &word[j], 8);
-        }
-    }
-    return i;
-}
-
-FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *restrict planes, size_t all, size_t width)
+FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *restrict planes, size_t count, size_t width)
 {
     size_t i = 0;
     if (width == 1) {
-        memcpy(planes, elements, all);
+        memcpy(planes, elements, count);
         return;
     } else if (width == 8) {
-        i = shuffle_eights(elements, planes, all, all, 8);
+        for (; i + 8 <= count; i += 8) {
+            uint64_t word[8];
+            memcpy(word, elements + 8 * i, sizeof word);
+            transpose(word);
+            for (size_t j = 0; j < 8; j++) {
+                memcpy(planes + j * count + i, &word[j], 8);
+            }
+        }
     } else if (width == 4) {
-        for (; i < all; i++) {
+        for (; i < count; i++) {
             uint32_t word;
             memcpy(&word, elements + 4 * i, 4);
             planes[i] = (uint8_t)word;
-            planes[all + i] = (uint8_t)(word >> 8);
-            planes[2 * all + i] = (uint8_t)(word >> 16);
-            planes[3 * all + i] = (uint8_t)(word >> 24);
+            planes[count + i] = (uint8_t)(word >> 8);
+            planes[2 * count + i] = (uint8_t)(word >> 16);
+            planes[3 * count + i] = (uint8_t)(word >> 24);
         }
     } else if (width == 2) {
-        for (; i < all; i++) {
+        for (; i < count; i++) {
             planes[i] = elements[2 * i];
-            planes[all + i] = elements[2 * i + 1];
+            planes[count + i] = elements[2 * i + 1];
         }
     }
-    for (; i < all; i += 64) {
-        size_t some = all - i < 64 ? all - i : 64;
+    for (; i < count; i += 64) {
+        size_t some = count - i < 64 ? count - i : 64;
         for (size_t j = 0; j < width; j++) {
             for (size_t k = 0; k < some; k++) {
-                planes[j * all + i + k] = elements[(i + k) * width + j];
+                planes[j * count + i + k] = elements[(i + k) * width + j];
             }
         }
     }
@@ -315,15 +303,16 @@ static uint32_t number_at(const uint8_t *data)
 
 /* Writes the changed words of a row. row: NULL to only check them. Returns an error message, or NULL. */
 static inline __attribute__((always_inline)) const char *put_changes(uint8_t *row, const uint8_t *words,
-                                                                     const uint8_t *gaps, size_t count, size_t width,
-                                                                     size_t word_size, size_t gap_size)
+                                                                     const uint8_t *gaps, size_t count,
+                                                                     size_t row_words, size_t word_size,
+                                                                     size_t gap_size)
 {
     size_t position = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t gap = 0;
         memcpy(&gap, gaps + i * gap_size, gap_size);
         position += gap;
-        if (position >= width) {
+        if (position >= row_words) {
             return "a change of a column is outside its row";
         }
         if (row != NULL) {
@@ -333,13 +322,14 @@ static inline __attribute__((always_inline)) const char *put_changes(uint8_t *ro
     return NULL;
 }
 
-/* Decodes `wanted` rows, from row begin on, into out. before: buffer for a row. Returns an error message, or NULL. */
+/* Decodes `wanted` rows, from row begin on, into out. scratch: space for one row. Returns an error message, or NULL. */
 static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, size_t begin, uint8_t *out,
-                                size_t wanted, size_t row_size, uint8_t *before)
+                                size_t wanted, size_t row_size, uint8_t *scratch)
 {
-    size_t word = row_size % 8 == 0 ? 8 : row_size % 4 == 0 ? 4 : row_size % 2 == 0 ? 2 : 1, width = row_size / word;
-    size_t gap = width <= 1 << 16 ? 2 : 4, at = row_size, end = begin + wanted, row = 1;
-    uint8_t *last = begin == 0 && wanted > 0 ? out : before;
+    size_t word = row_size % 8 == 0 ? 8 : row_size % 4 == 0 ? 4 : row_size % 2 == 0 ? 2 : 1;
+    size_t row_words = row_size / word, gap = row_words <= 1 << 16 ? 2 : 4;
+    size_t at = row_size, end = begin + wanted, row = 1;
+    uint8_t *last = begin == 0 && wanted > 0 ? out : scratch;
     if (size < row_size) {
         return ENDS_EARLY;
     }
@@ -369,13 +359,15 @@ static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, s
         at += total * (word + gap);
         for (size_t i = 0; i < count; i++, row++) {
             size_t changes = number_at(counts + 4 * i);
-            uint8_t *target = row >= end ? NULL : row >= begin ? out + (row - begin) * row_size : before;
+            uint8_t *target = row >= end ? NULL : row >= begin ? out + (row - begin) * row_size : scratch;
             if (target != NULL && target != last) {
                 memcpy(target, last, row_size);
             }
-            const char *problem = changes > width         ? "a change of a column is outside its row"
-                                  : word == 8 && gap == 2 ? put_changes(target, words, gaps, changes, width, 8, 2)
-                                                          : put_changes(target, words, gaps, changes, width, word, gap);
+            /* Constant sizes let the compiler inline the copies. */
+            const char *problem = changes > row_words ? "a change of a column is outside its row"
+                                  : word == 8 && gap == 2
+                                      ? put_changes(target, words, gaps, changes, row_words, 8, 2)
+                                      : put_changes(target, words, gaps, changes, row_words, word, gap);
             if (problem != NULL) {
                 return problem;
             }
@@ -390,37 +382,39 @@ static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, s
 /* -- functions for Python ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    size_t rows, row_size, width, in_a_group; /* in_a_group: number of elements that are shuffled together */
-} Form;
+    size_t rows, row_size, width, group; /* width: bytes of an element. group: number of elements shuffled together */
+} Layout;
 
-static int form_of(Form *form, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, int in_rows)
+static int layout_of(Layout *layout, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, int in_rows)
 {
     if (row_size < 1 || width < 1 || row_size % width || bytes % row_size) {
-        PyErr_SetString(PyExc_ValueError, "rows of another size");
+        PyErr_SetString(PyExc_ValueError, "row_size and width do not divide the buffer");
         return -1;
     }
-    form->rows = (size_t)(bytes / row_size);
-    form->row_size = (size_t)row_size;
-    form->width = (size_t)width;
-    form->in_a_group = (size_t)((in_rows ? row_size : bytes) / width);
+    layout->rows = (size_t)(bytes / row_size);
+    layout->row_size = (size_t)row_size;
+    layout->width = (size_t)width;
+    layout->group = (size_t)((in_rows ? row_size : bytes) / width);
     return 0;
 }
 
-static void decoded(const uint8_t *planes, uint8_t *out, const Form *form, int is_xor)
+static void undo_shuffle_rows(const uint8_t *planes, uint8_t *out, const Layout *layout, int is_xor)
 {
-    size_t each = form->row_size / form->width, at_once = AT_ONCE / form->row_size;
-    if (at_once == 0 || form->in_a_group == each) {
-        at_once = 1;
+    size_t elements_per_row = layout->row_size / layout->width, rows_per_pass = PASS_BYTES / layout->row_size;
+    if (rows_per_pass == 0 || layout->group == elements_per_row) {
+        rows_per_pass = 1;
     }
-    for (size_t row = 0; row < form->rows; row += at_once) {
-        size_t end = row + at_once < form->rows ? row + at_once : form->rows;
-        if (form->in_a_group == each) {
-            unshuffle(planes + row * form->row_size, out + row * form->row_size, each, 0, each, form->width);
+    for (size_t row = 0; row < layout->rows; row += rows_per_pass) {
+        size_t end = row + rows_per_pass < layout->rows ? row + rows_per_pass : layout->rows;
+        if (layout->group == elements_per_row) {
+            unshuffle(planes + row * layout->row_size, out + row * layout->row_size, elements_per_row, 0,
+                      elements_per_row, layout->width);
         } else {
-            unshuffle(planes, out + row * form->row_size, form->in_a_group, row * each, end * each, form->width);
+            unshuffle(planes, out + row * layout->row_size, layout->group, row * elements_per_row,
+                      end * elements_per_row, layout->width);
         }
         if (is_xor) {
-            undo_xor_rows(out, row ? row : 1, end, form->row_size);
+            undo_xor_rows(out, row ? row : 1, end, layout->row_size);
         }
     }
 }
@@ -431,19 +425,19 @@ static PyObject *undo_shuffle(PyObject *self, PyObject *args)
     Py_buffer planes, out;
     Py_ssize_t row_size, width;
     int in_rows, is_xor;
-    Form form;
+    Layout layout;
     if (!PyArg_ParseTuple(args, "y*w*nnpp", &planes, &out, &row_size, &width, &in_rows, &is_xor)) {
         return NULL;
     }
     int fault = planes.len != out.len;
     if (fault) {
-        PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
+        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
     } else {
-        fault = form_of(&form, out.len, row_size, width, in_rows);
+        fault = layout_of(&layout, out.len, row_size, width, in_rows);
     }
     if (!fault) {
         Py_BEGIN_ALLOW_THREADS
-        decoded(planes.buf, out.buf, &form, is_xor);
+        undo_shuffle_rows(planes.buf, out.buf, &layout, is_xor);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&planes);
@@ -460,21 +454,21 @@ static PyObject *shuffle_(PyObject *self, PyObject *args)
     Py_buffer elements, planes;
     Py_ssize_t row_size, width;
     int in_rows;
-    Form form;
+    Layout layout;
     if (!PyArg_ParseTuple(args, "y*w*nnp", &elements, &planes, &row_size, &width, &in_rows)) {
         return NULL;
     }
     int fault = elements.len != planes.len;
     if (fault) {
-        PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
+        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
     } else {
-        fault = form_of(&form, elements.len, row_size, width, in_rows);
+        fault = layout_of(&layout, elements.len, row_size, width, in_rows);
     }
     if (!fault) {
         Py_BEGIN_ALLOW_THREADS
-        size_t group = form.in_a_group * form.width;
-        for (size_t at = 0; at < (size_t)elements.len; at += group) {
-            shuffle((uint8_t *)elements.buf + at, (uint8_t *)planes.buf + at, form.in_a_group, form.width);
+        size_t group_bytes = layout.group * layout.width;
+        for (size_t at = 0; at < (size_t)elements.len; at += group_bytes) {
+            shuffle((uint8_t *)elements.buf + at, (uint8_t *)planes.buf + at, layout.group, layout.width);
         }
         Py_END_ALLOW_THREADS
     }
@@ -491,14 +485,14 @@ static PyObject *undo_xor(PyObject *self, PyObject *args)
 {
     Py_buffer rows;
     Py_ssize_t row_size;
-    Form form;
+    Layout layout;
     if (!PyArg_ParseTuple(args, "w*n", &rows, &row_size)) {
         return NULL;
     }
-    int fault = form_of(&form, rows.len, row_size, 1, 0);
-    if (!fault && form.rows > 1) {
+    int fault = layout_of(&layout, rows.len, row_size, 1, 0);
+    if (!fault && layout.rows > 1) {
         Py_BEGIN_ALLOW_THREADS
-        undo_xor_rows(rows.buf, 1, form.rows, form.row_size);
+        undo_xor_rows(rows.buf, 1, layout.rows, layout.row_size);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&rows);
@@ -514,26 +508,26 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
     Py_buffer data, out;
     Py_ssize_t rows, begin, row_size;
     const char *problem = NULL;
-    Form form;
+    Layout layout;
     if (!PyArg_ParseTuple(args, "y*nnw*n", &data, &rows, &begin, &out, &row_size)) {
         return NULL;
     }
-    uint8_t *before = row_size > 0 ? PyMem_Malloc((size_t)row_size) : NULL;
-    if (form_of(&form, out.len, row_size, 1, 0) < 0) {
-    } else if (begin < 0 || rows < 1 || begin > rows || form.rows > (size_t)(rows - begin)) {
-        PyErr_SetString(PyExc_ValueError, "rows that the column does not have");
-    } else if (before == NULL) {
+    uint8_t *scratch = row_size > 0 ? PyMem_Malloc((size_t)row_size) : NULL;
+    if (layout_of(&layout, out.len, row_size, 1, 0) < 0) {
+    } else if (begin < 0 || rows < 1 || begin > rows || layout.rows > (size_t)(rows - begin)) {
+        PyErr_SetString(PyExc_ValueError, "rows out of range");
+    } else if (scratch == NULL) {
         PyErr_NoMemory();
     } else {
         Py_BEGIN_ALLOW_THREADS
-        problem = changed_rows(data.buf, (size_t)data.len, (size_t)rows, (size_t)begin, out.buf, form.rows,
-                               (size_t)row_size, before);
+        problem = changed_rows(data.buf, (size_t)data.len, (size_t)rows, (size_t)begin, out.buf, layout.rows,
+                               (size_t)row_size, scratch);
         Py_END_ALLOW_THREADS
         if (problem != NULL) {
             PyErr_SetString(PyExc_ValueError, problem);
         }
     }
-    PyMem_Free(before);
+    PyMem_Free(scratch);
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
     if (PyErr_Occurred()) {
@@ -599,7 +593,7 @@ static PyObject *slices(PyObject *self, PyObject *args)
     Py_ssize_t count = begins.len / 8;
     PyObject *result = NULL;
     if (begins.len != ends.len || begins.len % 8) {
-        PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
+        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
     } else {
         result = PyList_New(count);
     }

@@ -41,7 +41,7 @@ class ChunkWriter:
     Args:
         open_writer: opens the writer's files; called with the first segment.
         chunk_bytes: raw size at which a chunk is written; None: SMALL_CHUNK or LARGE_CHUNK.
-        is_edit: True if segments come from chunks: fragments, sums of rewards and types of columns are not changed.
+        is_edit: True for segments from chunks: their fragments, reward sums and column types stay as they are.
     """
 
     def __init__(self, open_writer: Callable[[], BatchFiles], chunk_bytes: int | None, is_edit: bool = False):
@@ -50,9 +50,9 @@ class ChunkWriter:
         self._chunk_bytes = chunk_bytes
         self._is_edit = is_edit
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
-        self._is_next_group = False  # the next rows are those of other lanes in the same slab
+        self._is_later_group = False  # True if rows of other lanes precede the next rows in their slab
         self._parts: list[tuple[Array, Columns]] = []  # fragments and small rows since the last chunk
-        self._size = self._decoded = self._rows = 0
+        self._size = self._decoded_bytes = self._rows = 0
         self._row_types: dict[Path, _RowType] = {}  # by column of the chunk
 
     def add(self, segment: Segment) -> None:
@@ -63,7 +63,7 @@ class ChunkWriter:
     def _add(self, segment: Segment) -> None:
         row_types = {path: _row_type(rows) for path, rows in segment.columns.items()}
         count, decoded = rows_in(segment), decoded_bytes(segment)
-        is_full = self._size + segment.size > self._full_size(row_types) or self._decoded + decoded > most_bytes()
+        is_full = self._size + segment.size > self._full_size(row_types) or self._decoded_bytes + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
         if self._is_edit:
             is_full = is_full or not self._has_same_types(row_types)
@@ -77,13 +77,13 @@ class ChunkWriter:
         small: Columns = {}
         for path, rows in segment.columns.items():
             if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and row_types[path].large):
-                self.writer.feed(path, rows, self._is_next_group)
+                self.writer.feed(path, rows, self._is_later_group)
             else:
                 small[path] = rows
         self._row_types.update(row_types)
         self._parts.append((segment.fragments, small))
         self._size += segment.size
-        self._decoded += decoded
+        self._decoded_bytes += decoded
         self._rows += count
 
     def _full_size(self, row_types: dict[Path, _RowType]) -> int:
@@ -101,16 +101,16 @@ class ChunkWriter:
 
     def _cannot_join(self, row_types: dict[Path, _RowType]) -> bool:
         """Return True if a column would mix large rows with other rows, or with missing annotations."""
-        large, before = (
+        new_large, own_large = (
             {path: row_type for path, row_type in types.items() if row_type.large}
             for types in (row_types, self._row_types)
         )
         shared = (
             path
-            for path in {**large, **before}
+            for path in {**new_large, **own_large}
             if path[0] in OPTIONAL_ROOTS or path in row_types.keys() & self._row_types
         )
-        return any(large.get(path) != before.get(path) for path in shared)
+        return any(new_large.get(path) != own_large.get(path) for path in shared)
 
     def write_slab(self, sequence: int, segments: list[Segment], pending: Sequence[Any]) -> None:
         """Write the segments of a slab; seal the batch if due. Raises OSError.
@@ -121,10 +121,10 @@ class ChunkWriter:
         for number, group in enumerate(split_by_lanes(segments)):
             if number:
                 self.write(more=True)
-            self._is_next_group = number > 0
+            self._is_later_group = number > 0
             for segment in group:
                 self.add(segment)
-        self._is_next_group = False
+        self._is_later_group = False
         self.write(pending=pending)
         if self.writer is not None:
             self.writer.seal_if_due()
@@ -137,7 +137,7 @@ class ChunkWriter:
         if self._parts and self.writer is not None:
             fragments, columns = _joined(self._parts, self._is_edit)
             self._parts, self._row_types = [], {}
-            self._size = self._decoded = self._rows = 0
+            self._size = self._decoded_bytes = self._rows = 0
             if not self._is_edit:
                 add_reward_sums(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns, (self._slab, more) if self._slab else None, pending)
@@ -208,7 +208,7 @@ def joined_rows(parts: Sequence[ColumnRows]) -> ColumnRows:
 
 
 def add_reward_sums(rewards: ColumnRows | None, fragments: Array) -> None:
-    """Set the reward sum of each fragment; NaN if rewards is None, because its rows are large."""
+    """Set the reward sum of each fragment; NaN if rewards is None: large ones are already encoded."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)
@@ -253,14 +253,14 @@ def split_by_lanes(segments: list[Segment]) -> list[list[Segment]]:
     A group has at least _LARGE_GROUP bytes if rows are large, or _SMALL_GROUP, so that scans do not become slower.
     """
     is_large = any(_row_type(rows).large for segment in segments for rows in segment.columns.values())
-    most = sum(segment.size for segment in segments) // (_LARGE_GROUP if is_large else _SMALL_GROUP)
-    if most < 2:
+    most_groups = sum(segment.size for segment in segments) // (_LARGE_GROUP if is_large else _SMALL_GROUP)
+    if most_groups < 2:
         return [segments]
     tables = [segment.fragments["lane"] for segment in segments]
     if not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
         return [segments]
     lanes = sorted({lane for table in tables for lane in table[np.diff(table, prepend=-1) != 0].tolist()})
-    bounds = lanes[:: -(-len(lanes) // most)][1:]
+    bounds = lanes[:: -(-len(lanes) // most_groups)][1:]
     if not bounds:
         return [segments]
     parts = [_by_lanes(segment, bounds) for segment in segments]
@@ -271,9 +271,9 @@ def _by_lanes(segment: Segment, bounds: list[int]) -> list[Segment]:
     """Split a segment, whose fragments are ordered by lane, before each lane in bounds."""
     table = segment.fragments
     cuts = [0, *np.searchsorted(table["lane"], bounds).tolist(), len(table)]
-    steps = _before(table["steps"])
-    observations = steps + _before(table["flags"] & HAS_INITIAL != 0)
-    starts = _before(table["flags"] & STARTS != 0)
+    steps = _prefix_sums(table["steps"])
+    observations = steps + _prefix_sums(table["flags"] & HAS_INITIAL != 0)
+    starts = _prefix_sums(table["flags"] & STARTS != 0)
     parts = []
     for begin, end in pairwise(cuts):
         columns: dict[Path, AnyRows] = {}
@@ -308,20 +308,21 @@ class _Splitter:
         self._columns = segment.columns
         self._fragments = table = segment.fragments
         self._has_initial = (table["flags"] & HAS_INITIAL != 0).astype(np.int64)
-        self._counts = np.maximum(1, self._has_initial + table["steps"])
+        self._counts = np.maximum(1, self._has_initial + table["steps"])  # parts of each fragment
         ends = np.cumsum(self._counts)
+        # The fragment of each part, and the index of the part in it.
         self._owners = np.repeat(np.arange(len(table)), self._counts)
         self._within = np.arange(ends[-1]) - np.repeat(ends - self._counts, self._counts)
         first = self._within == 0
         is_initial = first & (self._has_initial != 0)[self._owners]
         is_step = ~is_initial & (table["steps"] != 0)[self._owners]
         # Number of rows of each kind before each part.
-        self._starts = _before(first & (table["flags"] & STARTS != 0)[self._owners])
-        self._observations, self._steps = _before(is_initial | is_step), _before(is_step)
+        self._starts = _prefix_sums(first & (table["flags"] & STARTS != 0)[self._owners])
+        self._observations, self._steps = _prefix_sums(is_initial | is_step), _prefix_sums(is_step)
         sizes = first * wire.FRAGMENT.itemsize
         for path, rows in segment.columns.items():
-            sizes += np.diff(_before(_sizes(rows))[self._before(path)])
-        self._sizes = _before(sizes)
+            sizes += np.diff(_prefix_sums(_sizes(rows))[self._rows_before(path)])
+        self._sizes = _prefix_sums(sizes)
 
     def segments(self) -> Iterator[Segment]:
         """Yield segments of as many parts as fit."""
@@ -333,14 +334,14 @@ class _Splitter:
             yield Segment(self._cut_fragments(begin, end), columns, int(self._sizes[end] - self._sizes[begin]))
             begin = end
 
-    def _before(self, path: Path) -> Array:
+    def _rows_before(self, path: Path) -> Array:
         if path == ("starts",):
             return self._starts
         return self._observations if path[0] == "observations" else self._steps
 
     def _cut_columns(self, begin: int, end: int) -> Iterator[tuple[Path, AnyRows]]:
         for path, rows in self._columns.items():
-            before = self._before(path)
+            before = self._rows_before(path)
             yield path, _cut(rows, int(before[begin]), int(before[end]))
 
     def _cut_fragments(self, begin: int, end: int) -> Array:
@@ -348,7 +349,7 @@ class _Splitter:
         table = self._fragments[first : last + 1].copy()
         # Number of smallest parts of the first fragment before `begin`, and of the last one from `end` on.
         done, left = int(self._within[begin]), int(self._counts[last] - 1 - self._within[end - 1])
-        if left:  # the part with the last step has the fields for the end of the fragment
+        if left:  # only the segment with the last step has the fields for the end of the fragment
             table["steps"][-1] -= left
             table["flags"][-1] &= ~np.uint32(TERMINATED | TRUNCATED | STOPS | ENDS | PLACEHOLDER)
             for name in ("outcome", "duration", "clock_drift"):
@@ -363,8 +364,8 @@ class _Splitter:
         return table
 
 
-def _before(numbers: Array) -> Array:
-    """Return the sums of the numbers before each index, and the sum of all."""
+def _prefix_sums(numbers: Array) -> Array:
+    """Return the sum of the numbers before each index, and at the end the sum of all."""
     return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
 
 

@@ -42,7 +42,8 @@ from gym_trace.format.ring.row_layout import RowField, RowOffsets
 from gym_trace.format.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
 from gym_trace.format.wire import ENDS, HAS_INITIAL, STARTS, STOPS
 
-_Value = tuple[int, int, bytes]  # kind, a and payload of a log entry that holds a value
+_Value = tuple[int, int, bytes]  # `kind`, `a` and payload of a log entry that holds a value
+_NIL = pack(None)
 
 
 class RowDecoder:
@@ -60,7 +61,7 @@ class RowDecoder:
         offsets = RowOffsets.of(layout)
         self._size, self._asked, self._reward, self._done = offsets.size, offsets.asked, offsets.reward, offsets.done
         self._columns, self._observations, self._lane = offsets.columns, offsets.observations, offsets.lane
-        self._decoded = sum(column.row_size for column in offsets.columns)  # bytes of a row's columns
+        self._decoded_size = sum(column.row_size for column in offsets.columns)  # bytes of a row's columns
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
         """Return the numbers of complete rows and of complete log entries in a slab."""
@@ -79,8 +80,8 @@ class RowDecoder:
         log = entry_offsets(slab, SLAB_HEADER, len(slab), sequence)
         if most is not None:
             count, log = min(count, most[0]), log[: most[1]]
-        # Limit the expansion of malicious slabs: valid columns fit in the slab and in one chunk.
-        if len(self._columns) * count > len(slab) or (count > 1 and self._decoded * count > wire.CHUNK_BYTES):
+        # Small malicious slabs must not expand into large columns: valid ones fit in the slab and in one chunk.
+        if len(self._columns) * count > len(slab) or (count > 1 and self._decoded_size * count > wire.CHUNK_BYTES):
             raise CorruptTrace("ring slab declares more rows than it can hold")
         content = _DecodedSlab(self._columns, self._observations, slab, log, count, self.complaints)
         pending: list[Pending] = []
@@ -97,13 +98,13 @@ class RowDecoder:
         return [Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))], pending
 
     def _rows(self, slab: bytes | memoryview) -> Array:
-        """Return all rows that fit in the slab, in order, complete or not."""
+        """Return all rows that fit in the slab, complete or not. Row 0 is at the end of the slab, row 1 before it."""
         most = (len(slab) - SLAB_HEADER) // self._size
         raw = np.frombuffer(slab, np.uint8, most * self._size, len(slab) - most * self._size)
         return raw.reshape(most, self._size)[::-1]
 
     def _count(self, sequence: int, rows: Array) -> int:
-        """Return the number of complete rows. Search in growing blocks: later rows are mostly bytes of the log."""
+        """Return the number of complete rows. Blocks of marks grow, as the rest of the slab may be log."""
         count, block = 0, 1024
         while count < len(rows):
             marks = rows[count : count + block, self._done : self._done + 8].copy().view("<u8")[:, 0]
@@ -116,7 +117,7 @@ class RowDecoder:
 
 @dataclass
 class _LoggedValues:
-    """The values of a column that are in the log: row, kind, a (count of changes) and payload of each entry."""
+    """The values of a column that are in the log: row, kind, count of changes (`a`) and payload of each entry."""
 
     rows: Array
     kinds: Array
@@ -129,7 +130,7 @@ class _LoggedValues:
         return dict(zip(self.rows.tolist(), zip(self.kinds.tolist(), self.counts.tolist(), self.payloads)))
 
     def has_one_for_each(self, rows: Array) -> bool:
-        """Return True if the first values belong to these rows, one each, in order. rows: ascending."""
+        """Return True if each of these rows, which ascend, has one value, and all other values are of later rows."""
         count = len(rows)
         return np.array_equal(self.rows[:count], rows) and bool((self.rows[count:] > rows[-1]).all())
 
@@ -170,7 +171,7 @@ class _DecodedSlab:
         if (fragments := self._whole_episodes(slab, log, table)) is not None:
             self.fragments = fragments
             return
-        marks: list[LogEntry] = []
+        events: list[LogEntry] = []
         for entry in (entry_at(slab, at) for at in log.tolist()):
             kind = entry.kind
             if kind == REWARD_TYPE:
@@ -182,9 +183,9 @@ class _DecodedSlab:
                 self._start = Start(entry.a, wire.NO_SEED, entry.c, entry.d)
                 self._next_step, self.running = entry.b, bool(entry.flags & RUNNING)
             elif kind in (START, INITIAL, FLAG, STOP, END):
-                marks.append(entry)
-        marks = [mark for mark in marks if mark.row < end or (mark.row == end and not _needs_row(mark))]
-        self.fragments = self._fragments(marks)
+                events.append(entry)
+        events = [event for event in events if event.row < end or (event.row == end and not _needs_row(event))]
+        self.fragments = self._fragments(events)
 
     def _collect_values(self, slab: memoryview, table: Array, at: Array) -> None:
         """Collect the values in the log. table, at: the entries that hold values, and their offsets."""
@@ -195,65 +196,66 @@ class _DecodedSlab:
             rows, kinds, counts = (table[name][own] for name in ("row", "kind", "a"))
             self._values[column] = _LoggedValues(rows, kinds, counts, kernels.slices(slab, begins[own], ends[own]))
 
-    def _whole_episodes(self, slab: memoryview, log: Array, marks: Array) -> Array | None:
+    def _whole_episodes(self, slab: memoryview, log: Array, events: Array) -> Array | None:
         """Return the fragments, like _fragments(), if starts and ends of episodes alternate in the log; otherwise None.
 
-        marks: the log entries, without payloads.
+        events: the log entries, without payloads.
         """
         end = self._end
-        continues = len(marks) > 0 and marks["kind"][0] == CONTINUE
-        before = marks[:1] if continues and marks["flags"][0] == RUNNING else marks[:0]
-        marks = marks[int(continues) :]
-        if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, int(log[-1]))):
-            marks = marks[:-1]  # its row is incomplete
-        first = len(before)  # 1 if the slab begins within an episode, otherwise 0
-        starts, ends = marks[first::2], marks[1 - first :: 2]
+        continues = len(events) > 0 and events["kind"][0] == CONTINUE
+        open_before = events[:1] if continues and events["flags"][0] == RUNNING else events[:0]
+        events = events[int(continues) :]
+        if len(events) and events["row"][-1] == end and _needs_row(entry_at(slab, int(log[-1]))):
+            events = events[:-1]  # its row is incomplete
+        first = len(open_before)  # 1 if the slab begins within an episode, otherwise 0
+        starts, ends = events[first::2], events[1 - first :: 2]
         is_flag = ends["kind"] == FLAG
-        begin = np.concatenate([np.zeros(first, np.int64), starts["row"].astype(np.int64)])
-        stop = ends["row"].astype(np.int64) + is_flag
-        if len(stop) < len(begin):
-            stop = np.append(stop, end)
+        begin_rows = np.concatenate([np.zeros(first, np.int64), starts["row"].astype(np.int64)])
+        stop_rows = ends["row"].astype(np.int64) + is_flag
+        if len(stop_rows) < len(begin_rows):
+            stop_rows = np.append(stop_rows, end)
         is_regular = (
-            (len(before) == continues and len(begin) == len(stop) and len(begin) > 0)
+            (len(open_before) == continues and len(begin_rows) == len(stop_rows) and len(begin_rows) > 0)
             and ((starts["kind"] == START) & (starts["flags"] == START_HAS_INITIAL)).all()
             and (is_flag | ((ends["kind"] == END) & (ends["flags"] == 0))).all()
-            and (begin[0] == 0 and stop[-1] == end and (begin[1:] == stop[:-1]).all() and (begin < stop).all())
+            and (begin_rows[0] == 0 and stop_rows[-1] == end)
+            and ((begin_rows[1:] == stop_rows[:-1]).all() and (begin_rows < stop_rows).all())
         )
         if not is_regular:
             return None
-        begins = np.concatenate([before, starts])
-        table = np.zeros(len(begins), wire.FRAGMENT)
+        openings = np.concatenate([open_before, starts])
+        table = np.zeros(len(openings), wire.FRAGMENT)
         table["flags"][first:], table["seed"][first:] = STARTS | HAS_INITIAL, starts["b"]
-        table["episode"], table["steps"] = begins["a"], stop - begin
+        table["episode"], table["steps"] = openings["a"], stop_rows - begin_rows
         table["steps"][first:] -= 1
-        table["first_step"][:first] = before["b"]
+        table["first_step"][:first] = open_before["b"]
         table["start_time"][first:], table["clock_offset"][first:] = starts["c"], starts["c"] - starts["d"]
         ended = table[: len(ends)]
         ended["flags"] |= ends["flags"] | np.uint32(STOPS | ENDS)
-        ended["outcome"], ended["duration"] = ends["a"], ends["d"] - begins["d"][: len(ends)]
-        ended["clock_drift"] = ends["c"] - ends["d"] - (begins["c"] - begins["d"])[: len(ends)]
+        ended["outcome"], ended["duration"] = ends["a"], ends["d"] - openings["d"][: len(ends)]
+        ended["clock_drift"] = ends["c"] - ends["d"] - (openings["c"] - openings["d"])[: len(ends)]
         self.starts = [
             bytes(entry_at(slab, at).payload) for at in log[int(continues) + first :: 2][: len(starts)].tolist()
         ]
-        self._initial_rows, last = starts["row"].tolist(), begins[-1]
+        self._initial_rows, last = starts["row"].tolist(), openings[-1]
         self._start = Start(int(last["a"]), wire.NO_SEED, int(last["c"]), int(last["d"]))
-        self.running = len(ends) < len(begins)
+        self.running = len(ends) < len(openings)
         self._next_step = int(table["first_step"][-1]) + int(table["steps"][-1])
         return table
 
-    def _fragments(self, marks: list[LogEntry]) -> Array:
-        """Return the fragments of the rows. marks: the log entries that begin or end runs of steps, in order."""
+    def _fragments(self, events: list[LogEntry]) -> Array:
+        """Return the fragments of the rows. events: the log entries that begin or end runs of steps, in order."""
         table: list[bytes] = []
         initial_rows: list[int] = []
         self._initial_rows = initial_rows
         start, first_step, cursor, flags = self._start, self._next_step, 0, 0
-        next_rows = [mark.row for mark in marks[1:]] + [self._end]
+        next_rows = [event.row for event in events[1:]] + [self._end]
         if not self.running:  # only malicious slabs have rows outside episodes
-            cursor = marks[0].row if marks else self._end
-            if cursor and any(mark.row < self._end for mark in marks[:1]):
+            cursor = events[0].row if events else self._end
+            if cursor and any(event.row < self._end for event in events[:1]):
                 raise CorruptTrace("ring rows without an episode")
-        for mark, next_row in zip(marks, next_rows):
-            row, kind = mark.row, mark.kind
+        for event, next_row in zip(events, next_rows):
+            row, kind = event.row, event.kind
             if next_row < row or row < cursor:
                 raise CorruptTrace("ring log out of order")
             if kind in (START, INITIAL) and cursor < row:  # a new run without a stop of the old one
@@ -261,9 +263,9 @@ class _DecodedSlab:
                 table.append(packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
                 cursor = row
             if kind == START:
-                start = Start(mark.a, mark.b, mark.c, mark.d)
-                self.starts.append(bytes(mark.payload))
-                flags, first_step, self.running = STARTS, 0, bool(mark.flags & START_HAS_INITIAL)
+                start = Start(event.a, event.b, event.c, event.d)
+                self.starts.append(bytes(event.payload))
+                flags, first_step, self.running = STARTS, 0, bool(event.flags & START_HAS_INITIAL)
                 if self.running:
                     flags |= HAS_INITIAL
                     initial_rows.append(row)
@@ -271,13 +273,13 @@ class _DecodedSlab:
                     table.append(packed_fragment(start, 0, 0, flags, 0, 0, 0))
                     flags = 0
             elif kind == INITIAL:
-                flags, first_step, self.running = HAS_INITIAL, mark.a, True
+                flags, first_step, self.running = HAS_INITIAL, event.a, True
                 initial_rows.append(row)
             else:
                 stop = row + 1 if kind == FLAG else row
-                ends = ENDS | mark.flags if kind == FLAG else ENDS * (kind == END)
+                ends = ENDS | event.flags if kind == FLAG else ENDS * (kind == END)
                 steps = stop - cursor - (flags & HAS_INITIAL != 0)
-                table.append(packed_fragment(start, first_step, steps, flags | ends | STOPS, mark.a, mark.c, mark.d))
+                table.append(packed_fragment(start, first_step, steps, flags | ends | STOPS, event.a, event.c, event.d))
                 first_step += steps
                 cursor, flags, self.running = stop, 0, False
         if cursor < self._end:
@@ -287,8 +289,8 @@ class _DecodedSlab:
         self._start, self._next_step = start, first_step
         return np.frombuffer(b"".join(table), wire.FRAGMENT).copy()
 
-    def columns(self, rows: Array, reward: int) -> dict[Path, AnyRows]:
-        """Return the columns of the slab's rows. reward: offset of the reward in a row."""
+    def columns(self, rows: Array, reward_offset: int) -> dict[Path, AnyRows]:
+        """Return the columns of the slab's rows. reward_offset: of the reward in a row."""
         columns: dict[Path, AnyRows] = {}
         if self.starts:
             columns["starts",] = list(self.starts)
@@ -303,11 +305,11 @@ class _DecodedSlab:
             if len(indices):
                 columns[column.path] = self._column(number, column, rows, indices)
         if len(steps):
-            rewards = len(self._columns)
-            columns["rewards",] = self._rewards(rewards, rows, reward, steps)
-            if rewards + 1 in self._values:
-                columns["infos",] = self._packed_values(rewards + 1, steps, pack({}))
-            self._add_annotations(columns, self._by_row(rewards + 2), steps)
+            reward_column = len(self._columns)
+            columns["rewards",] = self._rewards(reward_column, rows, reward_offset, steps)
+            if reward_column + 1 in self._values:
+                columns["infos",] = self._packed_values(reward_column + 1, steps, pack({}))
+            self._add_annotations(columns, self._by_row(reward_column + 2), steps)
         return columns
 
     def pending(self, row: Array) -> Pending:
@@ -335,21 +337,21 @@ class _DecodedSlab:
             return self._packed_values(number, indices, _NIL)
         if column.offset is None:
             return self._deltas(number, column, indices)
-        odd = self._by_row(number)
+        logged = self._by_row(number)
         width = column.row_size
         raw = rows[:, column.offset : column.offset + width]
         raw = np.ascontiguousarray(raw if len(indices) == len(rows) else raw[indices])
         array: Array = raw.reshape(-1).view(column.dtype).reshape(len(indices), *column.shape)
-        if not odd:
+        if not logged:
             return array
-        values = [_value(odd[row]) if row in odd else value for row, value in zip(indices.tolist(), array)]
+        values = [_value(logged[row]) if row in logged else value for row, value in zip(indices.tolist(), array)]
         return typed_or_values(column.path, values, self._complaints)
 
     def _deltas(self, number: int, column: RowField, indices: Array) -> AnyRows:
         """Return a column of large values."""
         dtype, size, word = column.dtype, column.row_size, word_of(column.row_size).itemsize
         assert dtype is not None
-        by_row, odd = self._by_row(number), False
+        by_row, has_values = self._by_row(number), False
         slots: list[Slot] = []
         for row in indices.tolist():
             entry = by_row.get(row)
@@ -357,7 +359,7 @@ class _DecodedSlab:
                 raise CorruptTrace("ring value missing")
             kind, count, payload = entry
             if kind == VALUE:
-                odd = True
+                has_values = True
             elif len(payload) != (size if kind == WHOLE else count * (4 + word)) or count < 0:
                 raise CorruptTrace("ring value of the wrong size")
             else:
@@ -366,7 +368,7 @@ class _DecodedSlab:
         if int(joined_changes(changes, word_of(size))[0].max(initial=0)) * word >= size:
             raise CorruptTrace("ring value changes out of range")
         delta_rows = DeltaRows(dtype, column.shape, slots, None)
-        if not odd:
+        if not has_values:
             return delta_rows
         arrays = (array.view(dtype).reshape(column.shape) for array in delta_rows.arrays(1))
         entries = (by_row[row] for row in indices.tolist())
@@ -375,20 +377,20 @@ class _DecodedSlab:
 
     def _rewards(self, number: int, rows: Array, offset: int, steps: Array) -> AnyRows:
         """Return the rewards of steps. offset: of the reward in a row."""
-        odd = self._by_row(number)
+        logged = self._by_row(number)
         types = [(row, dtype) for row, dtype in self._reward_types if row <= steps[-1]]
         raw = rows[steps, offset : offset + 8]
-        if not odd and len(types) == 1 and types[0][0] <= steps[0]:
+        if not logged and len(types) == 1 and types[0][0] <= steps[0]:
             dtype = types[0][1]
             return np.ascontiguousarray(raw[:, : dtype.itemsize]).view(dtype)[:, 0]
         numbers: Array = np.ascontiguousarray(raw).view("<f8")[:, 0]
-        if not odd and not types:
+        if not logged and not types:
             return numbers
         values: list[Any] = []
         for i, row in enumerate(steps.tolist()):
             last_type = [dtype for begin, dtype in types if begin <= row][-1:]
-            if row in odd:
-                values.append(_value(odd[row]))
+            if row in logged:
+                values.append(_value(logged[row]))
             elif last_type and last_type[0] != np.float64:
                 values.append(np.frombuffer(raw[i].tobytes(), last_type[0], 1)[0])
             else:
@@ -399,8 +401,8 @@ class _DecodedSlab:
         logged = self._values.get(number)
         if logged is not None and logged.has_one_for_each(indices):
             return logged.payloads[: len(indices)]
-        values, none = self._by_row(number), (VALUE, 0, missing)
-        return [values.get(row, none)[2] for row in indices.tolist()]
+        values, default = self._by_row(number), (VALUE, 0, missing)
+        return [values.get(row, default)[2] for row in indices.tolist()]
 
     def _by_row(self, number: int) -> dict[int, _Value]:
         logged = self._values.get(number)
@@ -427,9 +429,6 @@ def _plain(value: Any, packed: Packed | None = None) -> Any:
     return Packed(pack(value)) if packed is None else packed
 
 
-def _needs_row(mark: LogEntry) -> bool:
-    """Return True if a mark counts only once the next row is complete."""
-    return mark.kind in (INITIAL, FLAG) or (mark.kind == START and bool(mark.flags & START_HAS_INITIAL))
-
-
-_NIL = pack(None)
+def _needs_row(event: LogEntry) -> bool:
+    """Return True if an event counts only when its row is complete."""
+    return event.kind in (INITIAL, FLAG) or (event.kind == START and bool(event.flags & START_HAS_INITIAL))
