@@ -179,7 +179,7 @@ class EpisodeColumns:
         of_writer = np.searchsorted(content.bounds, whole_indices, side="right") - 1
         for number in np.unique(of_writer).tolist():
             mine = np.flatnonzero(of_writer == number)
-            for i, entry in content.writers[number].starts_of(whole_indices[mine] - content.bounds[number]):
+            for i, entry in content.all_readers[number].starts_of(whole_indices[mine] - content.bounds[number]):
                 found[mine[i]] = entry.get(name)
         return found
 

@@ -26,35 +26,36 @@ AnyRecorded = TypeVar("AnyRecorded", bound="RecordedEpisodes")
 class EpisodeIndex:
     """The episodes of a trace or a view. A refresh makes a new index, so code that reads is not disturbed.
 
-    ``content["steps"]`` computes one column of the table of episodes; ``content[OUTCOME_CODE]`` another one.
+    ``index["steps"]`` is one column of the table of episodes; ``index[OUTCOME_CODE]`` the outcomes as numbers.
 
     Attributes:
-        writers: readers of all writers of the trace.
-        bounds: writer i has the episodes bounds[i] to bounds[i + 1] of the whole trace.
+        all_readers: readers of all writers of the trace, by the number of the writer.
+        bounds: writer number i has the episodes bounds[i] to bounds[i + 1] of the whole trace.
         chosen: indices in the whole trace of the episodes of the view; None: all.
-        readers: readers of the writers that the view has.
+        readers: those of the writers in the view.
     """
 
     def __init__(
-        self, writers: list[WriterReader], bounds: Array, chosen: Array | None = None, present: Array | None = None
+        self, readers: list[WriterReader], bounds: Array, chosen: Array | None = None, writers: Array | None = None
     ):
-        """present: indices of the writers of the view; None: all."""
-        self.writers, self.bounds, self.chosen, self._present = writers, bounds, chosen, present
-        self.readers = writers if present is None else [writers[number] for number in present.tolist()]
+        """writers: numbers of the writers in the view, ascending; None: all."""
+        self.all_readers, self.bounds, self.chosen, self._writers = readers, bounds, chosen, writers
+        self.readers = readers if writers is None else [readers[number] for number in writers.tolist()]
         self._pages = np.zeros(-(-len(self) // _PAGE), np.bool_)  # parts of the table that are filled
         self._filling = Lock()
 
     @classmethod
-    def whole(cls, writers: Sequence[WriterReader]) -> EpisodeIndex:
+    def whole(cls, readers: Sequence[WriterReader]) -> EpisodeIndex:
         """Return all episodes of these writers."""
-        return cls(list(writers), np.cumsum([0, *(len(writer.parts) for writer in writers)], dtype=np.int64))
+        return cls(list(readers), np.cumsum([0, *(len(reader.parts) for reader in readers)], dtype=np.int64))
 
     def view(self, indices: Array) -> EpisodeIndex:
         """Return a view with the episodes at these indices."""
         chosen = indices if self.chosen is None else self.chosen[indices]
-        present = np.unique(self._writers_of(chosen)) if len(chosen) else self._present
-        view = EpisodeIndex(self.writers, self.bounds, chosen, present)
-        if self._is_filled:  # a user may have changed the table
+        # An empty view has all writers of this one, so that it still has their spaces.
+        writers = np.unique(self._writers_of(chosen)) if len(chosen) else self._writers
+        view = EpisodeIndex(self.all_readers, self.bounds, chosen, writers)
+        if self._is_filled:  # copied, not computed: a user may have changed the table
             view._table = self._table.take(indices)
             view._table["index"], view._table["writer"] = view._column("index"), view._column("writer")
             view._pages[:] = True
@@ -112,7 +113,7 @@ class EpisodeIndex:
                 self._pages[page : page + count] = True
 
     def _writers_of(self, indices: Array) -> Array:
-        """Return the number of the writer of each of these episodes of the whole trace."""
+        """Return the writer's number for each of these episodes of the whole trace."""
         return self.bounds.searchsorted(indices, side="right") - 1
 
     def _column(self, name: str, begin: int = 0, end: int | None = None) -> Array:
@@ -126,25 +127,26 @@ class EpisodeIndex:
             for number in range(int(first), int(last)):
                 low, high = (min(max(int(at), begin), end) for at in self.bounds[number : number + 2])
                 rows: RowIndex = slice(low - int(self.bounds[number]), high - int(self.bounds[number]))
-                column[low - begin : high - begin] = self._of_writer(number, name, rows)
+                column[low - begin : high - begin] = self._writer_column(number, name, rows)
             return column
         indices = self.chosen[begin:end]
-        of_writer = self._writers_of(indices)
-        for number in np.unique(of_writer).tolist():
-            mine = np.flatnonzero(of_writer == number)
-            column[mine] = self._of_writer(number, name, indices[mine] - self.bounds[number])
+        writers = self._writers_of(indices)
+        for number in np.unique(writers).tolist():
+            mine = np.flatnonzero(writers == number)
+            column[mine] = self._writer_column(number, name, indices[mine] - self.bounds[number])
         return column
 
-    def _of_writer(self, number: int, name: str, rows: RowIndex) -> Array | int:
+    def _writer_column(self, number: int, name: str, rows: RowIndex) -> Array | int:
+        """Return a column of rows of a writer's table. "writer" is one value, the position among the view's readers."""
         if name != "writer":
-            return self.writers[number].parts.column(name, rows)
-        return number if self._present is None else int(self._present.searchsorted(number))
+            return self.all_readers[number].parts.column(name, rows)
+        return number if self._writers is None else int(self._writers.searchsorted(number))
 
     def locate(self, index: int) -> tuple[WriterReader, int]:
         """Return the writer of an episode, and its row in that writer's table."""
         whole = index if self.chosen is None else int(self.chosen[index])
         number = int(self.bounds.searchsorted(whole, side="right")) - 1
-        return self.writers[number], whole - int(self.bounds[number])
+        return self.all_readers[number], whole - int(self.bounds[number])
 
     def selected(self, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
         """Return the selected indices, and True if they ascend in the whole trace. Raises InvalidOption."""
@@ -222,11 +224,11 @@ def finished_view(trace: AnyRecorded) -> AnyRecorded:
     except TraceError as error:
         advice = "choose episodes with the same spaces, such as --where 'writer == \"…\"'"
         raise InvalidOption(f"{error}; they cannot be exported together: {advice}") from error
-    if any(reader.about.has_only_statistics for reader in having_episodes(view)):
+    if any(reader.about.has_only_statistics for reader in readers_with_episodes(view)):
         raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
     return view
 
 
-def having_episodes(trace: RecordedEpisodes) -> list[WriterReader]:
-    """Return the writers with episodes in a trace."""
+def readers_with_episodes(trace: RecordedEpisodes) -> list[WriterReader]:
+    """Return the readers of the writers that have episodes in a trace."""
     return [trace.readers[number] for number in np.unique(trace.content["writer"]).tolist()]

@@ -40,7 +40,7 @@ def scan_content(
     whole = wanted if content.chosen is None else content.chosen[wanted]
     everything = content.chosen is None and len(wanted) == len(content)
     skip = on_damage is not None
-    for number, writer in enumerate(content.writers):
+    for number, writer in enumerate(content.all_readers):
         begin, end = content.bounds[number : number + 2].tolist()
         mine = np.zeros(end - begin, bool)
         first, last = np.searchsorted(whole, (begin, end))

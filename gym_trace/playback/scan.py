@@ -94,7 +94,7 @@ class Scan:
         flags = {name for path in FLAGS for name in (path[0], path)}
         index = np.full(int(content.bounds[-1]), -1)  # index in content of each episode of the whole trace
         index[wanted if content.chosen is None else content.chosen[wanted]] = wanted
-        for number, reader in enumerate(content.writers):
+        for number, reader in enumerate(content.all_readers):
             mine = index[int(content.bounds[number]) : int(content.bounds[number + 1])]
             if not self._is_all and not (mine >= 0).any():
                 continue

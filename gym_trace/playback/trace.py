@@ -22,7 +22,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceErr
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.playback.episode_columns import EpisodeColumns
-from gym_trace.playback.episode_index import EpisodeIndex, having_episodes
+from gym_trace.playback.episode_index import EpisodeIndex, readers_with_episodes
 from gym_trace.playback.episode_scan import arrays_of, scan_content
 from gym_trace.playback.episode_table import EpisodeTable
 from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
@@ -148,7 +148,7 @@ class Trace(KnowsOtherNames):
         self._opened = Opened(absolute(storage_at(directory)))
         self._content = EpisodeIndex.whole(())
         self.refresh()
-        if not self._content.writers:
+        if not self._content.all_readers:
             raise TraceNotFound(
                 f"{self.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files",
                 directory=str(self.directory),
@@ -161,7 +161,7 @@ class Trace(KnowsOtherNames):
         return self._with(self._content)
 
     def __reduce__(self) -> Any:
-        return _reopened, (self._opened.storage, extents_of(self._content.writers), self._content.chosen)
+        return _reopened, (self._opened.storage, extents_of(self._content.all_readers), self._content.chosen)
 
     def _with(self, content: EpisodeIndex) -> Trace:
         other = Trace.__new__(Trace)
@@ -315,7 +315,7 @@ class Trace(KnowsOtherNames):
     def whole(self) -> Trace:
         """The whole trace as it was when this view was made; for a whole trace, the trace itself."""
         content = self._content
-        return self if content.chosen is None else self._with(EpisodeIndex.whole(content.writers))
+        return self if content.chosen is None else self._with(EpisodeIndex.whole(content.all_readers))
 
     @property
     def chosen(self) -> Array:
@@ -334,7 +334,7 @@ class Trace(KnowsOtherNames):
         if before.chosen is not None:
             return 0
         writers = list(self._opened.refresh().values())
-        if writers != before.writers:
+        if writers != before.all_readers:
             self._content = EpisodeIndex.whole(writers)
         return len(self) - len(before)
 
@@ -424,7 +424,7 @@ class Trace(KnowsOtherNames):
 
     def writer_agreed_on(self, name: str) -> WriterReader:
         """Return a writer. Raises TraceError if writers with episodes differ in this field of the schema."""
-        having = having_episodes(self) or self.readers
+        having = readers_with_episodes(self) or self.readers
         values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
         if len(values) > 1:
             raise TraceError(
@@ -601,7 +601,7 @@ class Trace(KnowsOtherNames):
             episodes = self.scan(("observations", "actions", "rewards"))
             yield ((episode.observations, episode.actions, episode.rewards) for episode in episodes)
             return
-        for writer in content.writers:
+        for writer in content.all_readers:
             if writer.damage:
                 raise writer.damage[0].error()
             yield arrays_of(writer)
@@ -785,7 +785,9 @@ def handle_of(trace: Trace) -> TraceHandle:
     """Return a handle of a trace or view. It skips writers without episodes in the view."""
     content = trace.content
     extents = extents_of(content.readers)
-    counts = np.array([len(writer.parts) if writer.extent in extents else 0 for writer in content.writers], np.int64)
+    counts = np.array(
+        [len(writer.parts) if writer.extent in extents else 0 for writer in content.all_readers], np.int64
+    )
     numbers = content.bounds.searchsorted(trace.chosen, side="right") - 1
     chosen: Array = trace.chosen - content.bounds[numbers] + (np.cumsum(counts) - counts)[numbers]
     is_run = len(chosen) > 0 and bool((np.diff(chosen) == 1).all())

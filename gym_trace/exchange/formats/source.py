@@ -25,7 +25,7 @@ from gym_trace.exchange.formats.steps.windows import (
 from gym_trace.format import wire
 from gym_trace.playback.column_selection import select_columns
 from gym_trace.playback.episode_columns import repeated_steps
-from gym_trace.playback.episode_index import finished_view, having_episodes
+from gym_trace.playback.episode_index import finished_view, readers_with_episodes
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, REPEATED, Scan
 from gym_trace.playback.trace import Trace
@@ -129,7 +129,7 @@ class ExportSource:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Return id, spec (JSON), wrappers and class of the environment of the first writer."""
-        return having_episodes(self.trace)[0].env_spec
+        return readers_with_episodes(self.trace)[0].env_spec
 
     @cached_property
     def facts(self) -> dict[str, Any]:
