@@ -44,7 +44,7 @@ class RecordedEnvironment(dm_env.Environment):
         spaces = self._view.observation_space, self._view.action_space
         schema = new_schema(options, self._view, *spaces, filters.described())
         with opened_directory(options.directory, options.on_exist) as self.directory:
-            self._steps = StepRecorder(self.directory, schema, options, filters.steps)
+            self._steps = StepRecorder(self.directory, schema, options, filters.by_step)
 
     def reset(self) -> dm_env.TimeStep:
         """Begin an episode. An episode that has not ended is kept with the outcome "cut"."""

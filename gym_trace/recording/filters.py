@@ -17,7 +17,7 @@ FrameFilter = Callable[[int], bool]
 
 
 class Filters:
-    """The filters of a recording wrapper, with its arguments."""
+    """The filters of a recording wrapper; the arguments are those of the wrapper."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class Filters:
             )
         self._episode_filter, self._frame_filter = episode_filter, frame_filter
         self._classes = None if reward_classes is None else RewardClasses(reward_classes)
-        self._given = None if reward_classes is None else [float(value) for value in reward_classes]
-        self.steps = frame_filter is not None or reward_classes is not None  # True if single steps may be skipped
-        self.any = self.steps or episode_filter is not None
+        self._class_rewards = None if reward_classes is None else [float(value) for value in reward_classes]
+        self.by_step = frame_filter is not None or reward_classes is not None  # True if single steps may be skipped
+        self.is_active = self.by_step or episode_filter is not None
 
     def keeps_episode(self, episode: int) -> bool:
         """Return True if the episode that begins is recorded."""
         return self._episode_filter is None or bool(self._episode_filter(episode))
 
     def keeps_step(self, index: int, reward: Any) -> bool:
-        """Return True if a step is recorded. index: in the episode. Steps with non-numeric rewards are."""
+        """Return True if a step passes the filters. index: of the step in its episode."""
         if self._frame_filter is not None:
             return bool(self._frame_filter(index))
         return self._classes is None or self._classes.keeps(number_of(reward))
@@ -50,7 +50,7 @@ class Filters:
         return {
             "episode_filter": self._episode_filter is not None,
             "frame_filter": self._frame_filter is not None,
-            "reward_classes": self._given,
+            "reward_classes": self._class_rewards,
         }
 
     def summary(self) -> dict[str, Any]:

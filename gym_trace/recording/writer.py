@@ -412,7 +412,7 @@ class TraceWriter:
         schema, options = self._schema({}), self._options
         if self._lane is not None and options.uid is not None:
             schema["writer"] = f"{options.uid}-lane{self._lane}"
-        is_filtered = options.filters().steps
+        is_filtered = options.filters().by_step
         self._steps = StepRecorder(self.directory, schema, options, is_filtered, self._lane or 0, lazy=True)
         for beginning in self._waiting:
             beginning.record(self._steps)

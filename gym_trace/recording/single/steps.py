@@ -93,7 +93,7 @@ class StepRecorder:
         recorder.warn_if_unrecorded()
         self._kind = _USUAL
         self._reset_episode()
-        if filters.any and not filters.keeps_episode(recorder.next_episode):
+        if filters.is_active and not filters.keeps_episode(recorder.next_episode):
             self.episodes.skip_episode()
             return None
         recorder.prepare()

@@ -79,7 +79,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._autoreset = autoreset.autoreset_wrapper(env)  # or None
         self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == SAME_STEP  # as in Gymnasium 0.29
         filters = recording.filters()
-        is_filtered = filters.steps or self._resets_at_once
+        is_filtered = filters.by_step or self._resets_at_once
         self._states_every, self._state_is_due = states, False
         self._states = None if states is None else self._offered_states(states, is_filtered)
         described = filters.described() | ({} if states is None else {"states": states})

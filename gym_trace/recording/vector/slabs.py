@@ -71,13 +71,13 @@ class LaneSlabs:
         self._count = count
         leaves = list(observation.leaves()), list(action.leaves())
         self._trees = observation, action
-        self.filters = LaneFilters(filters, mode, count) if filters.any else None
+        self.filters = LaneFilters(filters, mode, count) if filters.is_active else None
         largest_row(itertools.chain(*leaves))
         row_size = row_bytes([*leaves[0], *leaves[1]])
         capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
         times = max(1, capacity // (count * row_size))
-        self._layout = LaneLayout(count, times, mode, filters.steps, *leaves, numbers)
-        self._log_bytes = max(_LEAST_LOG, capacity // 8) + (LANE.itemsize + row_size * filters.steps) * count
+        self._layout = LaneLayout(count, times, mode, filters.by_step, *leaves, numbers)
+        self._log_bytes = max(_LEAST_LOG, capacity // 8) + (LANE.itemsize + row_size * filters.by_step) * count
         if infos:
             self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
         _demand_room(self._layout.log + self._log_bytes + count * row_size)  # a reset, or last observations, in the log

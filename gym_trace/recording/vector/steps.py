@@ -73,7 +73,7 @@ class LaneSteps:
         self._lanes, self._count, self._mode = lanes, lanes.recorded, mode
         self._filters = options.filters()
         self._infos, self._info_keys = bool(options.record_infos), options.info_keys
-        self.has_more = self._filters.any or self._infos  # True if each step has more to record than arrays
+        self.has_more = self._filters.is_active or self._infos  # True if each step has more to record than arrays
         self._attach(lazy)
 
     def _attach(self, lazy: bool) -> None:

@@ -195,7 +195,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         if not isinstance(envs, vector.SyncVectorEnv):
             raise InvalidOption(f"states={every!r}: the lanes of {type(envs).__name__} give no access to their states; "
                                 "use a SyncVectorEnv, or omit it")  # fmt: skip
-        if filters.steps:
+        if filters.by_step:
             raise InvalidOption(f"states={every!r}: not together with filters of steps; omit it")
         return [(envs.envs[lane], offered_states(envs.envs[lane], every)) for lane in self.lanes]
 
