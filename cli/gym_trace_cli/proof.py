@@ -31,8 +31,8 @@ def command() -> None:
 @click.argument("directory", type=PATH)
 @section(
     "Proof",
-    option("--make M:F", "MODULE:FUNCTION that returns parts, learn.", named_callable, required=True),
-    option("--anchor FILE", "Compare with the head of the log in FILE, or git-note."),
+    option("--make M:F", "MODULE:FUNCTION that returns the pair (parts, learn).", named_callable, required=True),
+    option("--anchor FILE", "Compare the head of the log with the anchor in FILE (git-note: in git)."),
     option("--device NAME", "Device for tensors that were on a GPU (default: the same)."),
     option("--no-replay", "Do not replay the episodes."),
     option("--trust", "Allow imports and calls that only the trace names."),
@@ -112,9 +112,9 @@ def print_proof(proof: Proof, stop: StopSignals, as_json: bool, quiet: bool, nou
             for line in lines:
                 click.echo(show.printable(f"{word}: {line}"))
     if proof.differs:
-        matched = show.count(proof.versions, noun)
-        matched += f" and {show.count(proof.checkpoints, 'checkpoint')}" if proof.checkpoints else ""
+        checkpoints = f" and {show.count(proof.checkpoints, 'checkpoint')}" if proof.checkpoints else ""
+        matched = f"{show.count(proof.versions)} of {show.count(proof.of, noun)}{checkpoints}"
         click.echo(show.printable(f"differs: {proof.differs}"), err=True)
-        click.echo(f"before that {matched} matched, of {show.count(proof.of, noun)}", err=True)
+        click.echo(f"{matched} matched before the difference", err=True)
         return DIFFERS
     return UNPROVED if proof.unproved else FINE

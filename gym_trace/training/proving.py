@@ -25,7 +25,7 @@ from gym_trace.training.proof.anchors import check_anchor
 from gym_trace.training.proof.chain import END, START, UPDATE, count_entries
 from gym_trace.training.proof.result import Proof, ReportProgress, first_difference, progress_reporter, tally
 from gym_trace.training.proof.state import notes_on
-from gym_trace.training.proof.trace_checks import LIMIT, added_to, check_bytes, check_files, kind_of, replay
+from gym_trace.training.proof.trace_checks import TIME_LIMIT, beyond_id, check_bytes, check_files, kind_of, replay
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Log, Run, Update, runs_in, steps_now
 from gym_trace.training.settings import ANY
@@ -138,9 +138,11 @@ class _RunProof:
         steps = described.get("max_episode_steps")
         if steps is None:
             steps = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
-        limits = [(args or {}).get("max_episode_steps") for name, args in recipe.wrappers if kind_of(name) == LIMIT]
-        kwargs_added, wrapped = added_to(recipe)
-        wrappers_added = [kind for name, _ in wrapped if (kind := kind_of(name)) != LIMIT]
+        limits = [
+            (args or {}).get("max_episode_steps") for name, args in recipe.wrappers if kind_of(name) == TIME_LIMIT
+        ]
+        kwargs_added, wrapped = beyond_id(recipe)
+        wrappers_added = [kind for name, _ in wrapped if (kind := kind_of(name)) != TIME_LIMIT]
         for what, then, now in (
             ("arguments", {}, {name: stored[-1] for name, stored in kwargs_added.items() if name not in kwargs}),
             ("limit", [] if steps in (None, -1) else [["value", steps]], limits),

@@ -393,7 +393,7 @@ def test_an_honest_log_is_proved_as_a_whole_with_counts(whole: Path, monkeypatch
         "proved: 6 of 6 results of updates equal",
         "proved: 96 of 96 recorded steps learned from, each once",
         "proved: 2 of 2 parts of the last state equal",
-        "proved: 2 of 2 files of the trace are those of the end",
+        "proved: 2 of 2 files of the trace did not change after the end",
         "episodes played again in CartPole-v1, bit for bit",
         "cannot be proved: who made the run",
     ):

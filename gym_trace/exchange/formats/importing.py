@@ -31,7 +31,7 @@ from gym_trace.storage.staging import StagedStorage, new_directory
 Progress = Callable[[int, int], None]  # (amount done, total; 0: unknown)
 _ZSTD_LEVEL = 3
 _MOST_OPEN_WRITERS = 256
-# Errors of Python and other packages for malformed files, where an importer does not check for it.
+# Errors that Python and other packages raise for malformed files, where an importer has no check of its own.
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RecursionError, TypeError, ValueError)
 
 
@@ -43,18 +43,19 @@ def import_trace(
     on_progress: Progress | None = None,
     **options: Any,
 ) -> ImportReport:
-    """Import a recording of another package as a trace. Never changes the original, runs or unpickles anything.
+    """Import a recording of another package as a trace.
 
-    Arrays keep their dtype, shape and bits. Missing facts stay unknown: seeds are None, episodes with an
-    unknown end are "cut". Files of export() get back their writers, ids, spaces, seeds and times, if the format
-    stores them. Memory does not grow with the number of steps.
+    The original is not changed, and nothing in it is executed or unpickled. Arrays keep their dtype, shape and
+    bits. Missing values stay unknown: seeds are None, episodes with an unknown end are "cut". Files of export() get
+    back their writers, ids, spaces, seeds and times, if the format stores them. Memory does not grow with the
+    number of steps.
 
     Args:
         path: a directory or a file.
         destination: a new or empty directory. The trace appears when complete.
         format: a name such as "minari", or an importer; None: detected.
         on_progress: called periodically with the amount done and the total; 0: unknown.
-        options: of the format: "table" takes map={"observations": "state"} for its columns.
+        options: those of the format, such as map={"observations": "state"}, which names the columns of a "table".
 
     Raises:
         TraceNotFound: nothing to import at path.
@@ -67,7 +68,7 @@ def import_trace(
     source = Path(path)
     if is_url(path):
         raise InvalidOption("path: is a URL; copy it to a local path, and import that")
-    limit = most_episodes(check_files(source))
+    max_episodes = most_episodes(check_files(source))
     if options and not isinstance(format, str | None):
         raise InvalidOption("options: need a format name; configure the importer itself")
     if format is None:
@@ -79,7 +80,7 @@ def import_trace(
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
-            _Import(StagedStorage(staged), report, importer.read(source), limit).write(on_progress)
+            _Import(StagedStorage(staged), report, importer.read(source), max_episodes).write(on_progress)
         except UnreadableRecording as error:
             if printable(source) in str(error):
                 raise
@@ -94,38 +95,40 @@ def import_trace(
 
 
 class _Import:
-    def __init__(self, storage: StagedStorage, report: ImportReport, found: Imported, most_episodes: int):
-        self._storage, self._report, self._found, self._most_episodes = storage, report, found, most_episodes
+    """Writes what an importer has read."""
+
+    def __init__(self, storage: StagedStorage, report: ImportReport, imported: Imported, max_episodes: int):
+        self._storage, self._report, self._imported, self._max_episodes = storage, report, imported, max_episodes
         self._created = time.time_ns()
         self._open: dict[str, tuple[BatchFiles, ChunkWriter]] = {}
 
     def write(self, on_progress: Progress | None) -> None:
-        found = self._found
+        imported = self._imported
         try:
-            for name, segment in found.segments:
+            for name, segment in imported.segments:
                 with self._writing():
-                    if segment is None:
+                    if segment is None:  # the writer has no more segments
                         self._close(name)
                     else:
                         self._add(name, segment)
                 if on_progress is not None:
-                    on_progress(found.done(), found.total)
+                    on_progress(imported.done(), imported.total)
             with self._writing():
                 self._end()
         finally:
             for writer, _ in self._open.values():
                 writer.detach()
-            if isinstance(found.segments, Generator):
-                found.segments.close()  # closes the files that it reads
+            if isinstance(imported.segments, Generator):
+                imported.segments.close()  # closes the files that it reads
 
     def _add(self, name: str, segment: Segment) -> None:
         self._chunks(name).add(segment)
         self._open[name][0].seal_if_due()
         has_initial = segment.fragments["flags"] & wire.HAS_INITIAL > 0  # once per episode, also of incomplete ones
         self._report.episodes += int(np.count_nonzero(has_initial))
-        if self._report.episodes > self._most_episodes:
+        if self._report.episodes > self._max_episodes:
             raise UnreadableRecording(
-                f"{self._report.path}: more than {self._most_episodes:,} episodes, for which it is too small"
+                f"{self._report.path}: more than {self._max_episodes:,} episodes, too many for its size"
             )
 
     def _close(self, name: str) -> None:
@@ -135,20 +138,20 @@ class _Import:
         self._report.steps += writer.steps
 
     def _end(self) -> None:
-        report, found = self._report, self._found
-        for name in found.schemas:
+        report, imported = self._report, self._imported
+        for name in imported.schemas:
             if name in self._open or name not in report.writers:
                 self._close(name)
-        report.kinds, report.warnings = [found.kind], list(dict.fromkeys(found.warnings))
+        report.kinds, report.warnings = [imported.kind], list(dict.fromkeys(imported.warnings))
         facts: Facts = {}
-        for key, value in found.facts.items():
+        for key, value in imported.facts.items():
             try:
                 facts = checked({**facts, key: value})
             except InvalidOption as error:
                 report.warnings.append(f"skipped metadata: {error}")
         if facts:
             write_facts(self._storage, facts)
-        for file in found.beside:
+        for file in imported.beside:
             shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
             report.videos.append(file.name)
 
@@ -172,7 +175,7 @@ class _Import:
                 "created": self._created + len(self._report.writers),
                 "host": "unknown",
                 "pid": int(pid[1]) if pid else 0,
-                **self._found.schemas[name],
+                **self._imported.schemas[name],
                 "format": [wire.MAJOR, wire.MINOR],
                 "writer": name,
             }

@@ -24,7 +24,7 @@ from gym_trace.tools.video.frames import StepCaptions, picture_leaf, rendered_fr
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")
-_PLACEHOLDER = "{}"  # of the episode number in a path
+_NUMBER = "{}"  # stands for the episode number in a path
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Destination:
         is_unknown = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
         if is_unknown and form is None and not str(out).endswith("/") and not self._out.is_dir():
             known = ", ".join(f".{name}" for name in FORMATS)
-            raise InvalidOption(f"{out}: unknown suffix .{suffix}; use {known}, or end the name of a directory in /")
+            raise InvalidOption(f"{out}: unknown suffix .{suffix}; use {known}, or end a directory name with /")
         if form is not None and form not in FORMATS:
             raise InvalidOption(f"{form!r}: unknown format; pass one of {', '.join(FORMATS)}")
         if form is not None and self._is_file and form != suffix:
@@ -62,17 +62,17 @@ class Destination:
     def paths(self, indices: list[int]) -> dict[int, Path]:
         """Return the path for each of these episodes. Raises InvalidOption if they would share one file."""
         if not self._is_file:
-            out = self._out / f"episode-{_PLACEHOLDER}.{self.form}"
-        elif len(indices) < 2 or _PLACEHOLDER in self._out.name:
+            out = self._out / f"episode-{_NUMBER}.{self.form}"
+        elif len(indices) < 2 or _NUMBER in self._out.name:
             out = self._out
         else:
-            pattern = self._out.with_name(f"{self._out.stem}-{_PLACEHOLDER}{self._out.suffix}")
+            pattern = self._out.with_name(f"{self._out.stem}-{_NUMBER}{self._out.suffix}")
             raise InvalidOption(
                 f"{self._out}: one file for {len(indices)} episodes; "
                 f"choose one episode, or pass a directory or a pattern such as {pattern}"
             )
         out = out.with_suffix("") if self.form == "png" else out
-        return {index: out.with_name(out.name.replace(_PLACEHOLDER, f"{index:06d}")) for index in indices}
+        return {index: out.with_name(out.name.replace(_NUMBER, f"{index:06d}")) for index in indices}
 
 
 def render(
@@ -93,8 +93,8 @@ def render(
 
     Args:
         trace: a trace, a view, or a directory.
-        path: a file name.mp4, name.gif or name.cast for one episode, or with {} for the episode number; name.png for a
-            directory "name" of frames; or a directory, in which episode 12 becomes episode-000012.mp4.
+        path: a directory, in which episode 12 becomes episode-000012.mp4; or a file: name.mp4, name.gif or name.cast
+            for one episode, name-{}.mp4 for several, where {} is the episode number. name.png: a directory of frames.
         episodes: indices in the trace; None: all.
         form: "mp4", "gif", "png" or "cast"; None: by the suffix of path, or mp4.
         source: "simulation" replays episodes; "observations" shows recorded images and needs no simulator.
@@ -157,10 +157,11 @@ def _observed(trace: Trace, index: int, film: _Film) -> Rendered:
     leaf = picture_leaf(rows.layout)
     if leaf is None:
         raise RenderingError(
-            "observations: no images, which are uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
+            "observations: no images; an image is uint8 of shape (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
         )
     with film:
-        for step in range(len(rows) - (not trace[index].has_final_observation)):
+        count = len(rows) if trace[index].has_final_observation else len(rows) - 1
+        for step in range(count):
             film.show(picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
     return Rendered(index, film.path, film.frames, None)
 
@@ -199,7 +200,7 @@ class _Film:
             frame = "\n".join([str(frame).rstrip("\n"), "", *self._captions.at(step)])
         if self.writer is None:
             self.writer = self._open(fps)
-        with _naming(self.path):
+        with _with_path(self.path):
             self.writer.write(frame)
         self.frames += 1
         self._on_frame()
@@ -213,14 +214,14 @@ class _Film:
         with ExitStack() as stack:
             stack.callback(self.writer.drop)
             if kind is None:
-                with _naming(self.path):
+                with _with_path(self.path):
                     self.writer.close()
                 stack.pop_all()
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the path to OSErrors that lack one."""
+def _with_path(path: Path) -> Iterator[None]:
+    """Turn an OSError without a path into a RenderingError with this one."""
     try:
         yield
     except OSError as error:

@@ -27,13 +27,13 @@ from gym_trace.training.proof.result import Proof, ReportProgress, tally
 
 _BLOCK = 1 << 20
 # Wrappers that gymnasium.make() and training add to all environments.
-_ADDED = {
+_AUTOMATIC = {
     "gymnasium:PassiveEnvChecker",
     "gymnasium:OrderEnforcing",
     "gymnasium:ClipAction",
     "gym_trace:ClipActionParts",
 }
-LIMIT = "gymnasium:TimeLimit"
+TIME_LIMIT = "gymnasium:TimeLimit"
 
 
 def files_of(directory: Path) -> dict[str, list[Any]]:
@@ -70,13 +70,13 @@ def check_files(trace: Path, recorded: Any, proof: Proof) -> None:
     then = recorded if isinstance(recorded, dict) else {}
     now = files_of(trace)
     if recorded is None:
-        tally(proof, 0, len(now), "files of the trace", "", "the log was closed before the recorder, and has none")
+        tally(proof, 0, len(now), "files of the trace", "", "the log was closed before the recorder, and lists none")
         return
     for name in sorted({*then, *now}):
         if then.get(name) != now.get(name):
             what = "was removed" if name not in now else "was added" if name not in then else "was changed"
             raise ReplayDiverged(f"{trace / name}: {what} after the end of the run")
-    tally(proof, len(now), len(now), "files of the trace", "are those of the end", "the trace is empty")
+    tally(proof, len(now), len(now), "files of the trace", "did not change after the end", "the trace is empty")
 
 
 def replay(
@@ -126,17 +126,17 @@ def _played_in(description: Mapping[str, Any], make_env: Callable[[], Any] | Non
     if recipe is None:
         made = description.get("made")
         return f"their environment, {named(made.get('class') if isinstance(made, Mapping) else None)}"
-    kwargs, wrappers = added_to(recipe)
+    kwargs, wrappers = beyond_id(recipe)
     additions = [called(name, arguments) for name, arguments in wrappers]
     limit = getattr(gymnasium.registry.get(recipe.id), "max_episode_steps", None)
-    if limit is not None and LIMIT not in [kind_of(name) for name, _ in recipe.wrappers]:
-        additions.append("no limit of steps")
+    if limit is not None and TIME_LIMIT not in [kind_of(name) for name, _ in recipe.wrappers]:
+        additions.append("no step limit")
     return (called(recipe.id, kwargs) if kwargs else named(recipe.id)) + (
         f" with {', '.join(additions)}" if additions else ""
     )
 
 
-def added_to(recipe: Recipe) -> tuple[Arguments, Wrappers]:
+def beyond_id(recipe: Recipe) -> tuple[Arguments, Wrappers]:
     """Return the arguments and wrappers of a recipe that its id does not imply."""
     spec = gymnasium.registry.get(recipe.id)
     kwargs = {
@@ -148,14 +148,14 @@ def added_to(recipe: Recipe) -> tuple[Arguments, Wrappers]:
     wrappers = [
         (name, arguments)
         for name, arguments in recipe.wrappers
-        if kind_of(name) not in _ADDED
-        and not (kind_of(name) == LIMIT and (arguments or {}).get("max_episode_steps") == limit)
+        if kind_of(name) not in _AUTOMATIC
+        and not (kind_of(name) == TIME_LIMIT and (arguments or {}).get("max_episode_steps") == limit)
     ]
     return kwargs, wrappers
 
 
 def kind_of(name: str) -> str:
-    """Return PACKAGE:NAME of a class, MODULE:NAME: some classes are imported from another module than their own."""
+    """Shorten MODULE:NAME of a class to PACKAGE:NAME, as a class may be imported from several modules of a package."""
     module, _, kind = name.rpartition(":")
     return f"{module.partition('.')[0]}:{kind}"
 
@@ -166,12 +166,15 @@ class StepUses:
     def __init__(self, trace: Trace):
         table = trace.episodes
         self._counts = {
-            place: np.zeros(int(begins[-1]) + int(table["steps"][rows[-1]]), np.uint32)
-            for place, (rows, begins) in lanes_of(trace).items()
+            lane: np.zeros(int(begins[-1]) + int(table["steps"][rows[-1]]), np.uint32)
+            for lane, (rows, begins) in lanes_of(trace).items()
         }
 
     def add(self, writer: str, lane: int, steps: Sequence[Array]) -> None:
-        """Add an update. steps: numbers of steps of the lane, for each Steps; a step in several of them counts once."""
+        """Add an update.
+
+        steps: the step numbers in the lane, one array per Steps of the update; a step in several arrays counts once.
+        """
         counts = self._counts[writer, lane]
         counts += np.max([np.bincount(numbers, minlength=len(counts)) for numbers in steps], 0).astype(np.uint32)
 

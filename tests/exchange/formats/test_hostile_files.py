@@ -459,7 +459,7 @@ def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypa
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
     assert gym_trace.import_trace(tmp_path / "a.parquet", tmp_path / "again").episodes == 1 << 15
     monkeypatch.setattr("gym_trace.exchange.formats.foreign._FREE_ROWS", 1 << 10)
-    assert "episodes, for which it is too small" in refusal(tmp_path / "a.parquet")
+    assert "episodes, too many for its size" in refusal(tmp_path / "a.parquet")
 
 
 def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
 
-_OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}  # lossless; a key frame per 8, for random access
+_OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}  # lossless; every 8th is a key frame
 _CODEC = "libx264rgb"  # H.264 of RGB
 # Metadata that is not UTF-8 does not matter. PyAV 19 decodes any bytes, and lacks this option.
 _OPEN_OPTIONS: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
@@ -65,7 +65,7 @@ class VideoReader:
         self._picture: Array | None = None  # the last decoded one, at self._time
         self._container: Any = None
         try:
-            # Only MP4, and an absolute path: FFmpeg would open other files for a playlist or a name like a URL.
+            # FFmpeg follows playlists to other files, and takes some names for URLs: only MP4, and an absolute path.
             self._container = av.open(str(path.absolute()), format="mp4", **_OPEN_OPTIONS)
             self._frames = self._decoded(self._container.streams.video[0])
         except (*_ERRORS, IndexError) as error:
