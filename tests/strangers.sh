@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Records, compares and verifies environments of other people's packages, in environments of their own (.venv-strangers*, 5 GB).
+# Records, compares and verifies environments of other people's packages, in environments of their own (.venv-strangers*, 8 GB).
 # SOURCES=DIR: a directory with checkouts of Gymnasium and Minari, whose own tests are run with a recorder injected.
 # Arguments go to pytest, such as -k envpool.
 set -uo pipefail
@@ -28,7 +28,8 @@ suite() { # name, pytest arguments ...
 environment strangers 'gymnasium[jax,mujoco]' opencv-python-headless torch==2.13.0 'minari[create,hdf5]' envpool supersuit \
     'pettingzoo[butterfly,classic,sisl]' mpe2 mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
 suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py \
-    --ignore tests/strangers/test_dm_control.py --ignore tests/strangers/test_textarena.py --ignore tests/strangers/test_gymnax.py "$@"
+    --ignore tests/strangers/test_dm_control.py --ignore tests/strangers/test_textarena.py --ignore tests/strangers/test_gymnax.py \
+    --ignore tests/strangers/test_mjlab.py --ignore tests/strangers/test_simulators.py "$@"
 # Gymnasium's own tests, with a recorder injected. What it uploads to PyPI has none of those for vectors and wrappers.
 if [ -d "${SOURCES:-}/Gymnasium/tests" ]; then
     injected="$PWD/tests/strangers"
@@ -43,4 +44,7 @@ environment strangers-mujoco3 'mujoco<3.5' 'shimmy[dm-control]' gymnasium-roboti
 suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py tests/strangers/test_gymnax.py "$@"
 environment strangers-dm 'mujoco<4' dm_control textarena
 suite strangers-dm tests/strangers/test_dm_control.py tests/strangers/test_textarena.py "$@"
+# GPU simulators, on the CPU. mjlab pins MuJoCo.
+environment strangers-simulators 'mjlab>=1.6' brax 'mujoco-mjx==3.11.*' newton torch==2.13.0
+suite strangers-simulators tests/strangers/test_mjlab.py tests/strangers/test_simulators.py "$@"
 exit "$failed"

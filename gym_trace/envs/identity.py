@@ -32,8 +32,8 @@ from gym_trace.errors import InvalidOption, TraceError
 
 # Simulators and libraries whose version may change the results of an environment.
 _RELEVANT_PACKAGES = (
-    "ale_py", "Box2D", "brax", "chess", "dm_control", "jax", "minigrid", "mujoco", "pygame", "pymunk", "rlcard",
-    "torch",
+    "ale_py", "Box2D", "brax", "chess", "dm_control", "isaaclab", "jax", "mani_skill", "minigrid", "mjlab", "mujoco",
+    "mujoco_warp", "newton", "pygame", "pymunk", "rlcard", "sapien", "torch", "warp",
 )  # fmt: skip
 
 

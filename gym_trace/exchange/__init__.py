@@ -9,6 +9,8 @@ from gym_trace.on_first_use import on_first_use
 if TYPE_CHECKING:
     from gym_trace.exchange import d3rlpy as d3rlpy
     from gym_trace.exchange import imitation as imitation
+    from gym_trace.exchange import isaaclab as isaaclab
+    from gym_trace.exchange import mjlab as mjlab
     from gym_trace.exchange import ray as ray
     from gym_trace.exchange import rllib as rllib
     from gym_trace.exchange import sample_factory as sample_factory
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from gym_trace.exchange import torch as torch
     from gym_trace.exchange import torchrl as torchrl
 
-_MODULES = ("d3rlpy", "imitation", "ray", "rllib", "sample_factory", "sb3", "torch", "torchrl")
+_MODULES = ("d3rlpy", "imitation", "isaaclab", "mjlab", "ray", "rllib", "sample_factory", "sb3", "torch", "torchrl")
 
 __all__: list[str] = []  # "from gym_trace.exchange import *" must not import all these libraries
 
