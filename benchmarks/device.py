@@ -7,7 +7,7 @@ turns of 32 steps in one process, on the same actions. --device cpu tries the sc
 results only in --output.
 
 bare: the environment alone. packed copy: the rows of all leaves side by side, by one copy that each step waits for.
-beside: the same, eight steps at a time, on a stream of its own (JAX: asynchronously, eight steps behind).
+side stream: the same, eight steps at a time, while later steps run (JAX: asynchronously, eight steps behind).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gym_trace.recording.core import CORE
 
 HERE = Path(__file__).parent
 LIBRARIES = {"PyTorch": ("torch", "device_torch"), "JAX": ("jax", "device_jax")}
-WAYS = {"bare": "bare", "packed": "packed copy", "beside": "beside", "recorded": "recorded", "lag": "with lag"}
+WAYS = {"bare": "bare", "packed": "packed copy", "side": "side stream", "recorded": "recorded", "lag": "with lag"}
 _LAG, _STEPS, _TURNS = 8, 32, 8
 _SECONDS = 8.0  # per workload, so that all take less than five minutes
 
@@ -122,7 +122,7 @@ def stepped(side: Any, workload: Workload, is_small: bool) -> dict[str, Any]:
         ways = {
             "bare": made(),
             "packed": side.packed(made(), numbers),
-            "beside": side.packed(made(), numbers, _LAG),
+            "side": side.packed(made(), numbers, _LAG),
             "recorded": recorder(),
             **({"lag": recorder(device_lag=_LAG)} if has_lag() else {}),
         }

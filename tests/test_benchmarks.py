@@ -203,7 +203,7 @@ def test_the_report_of_a_device_has_medians_and_the_name_of_the_card() -> None:
             "card": "NVIDIA H100", "date": "2026-01-01", "machine": {"cpu": "a processor", "cores": 16},
             "versions": {"PyTorch": "2.11"}, "batches": {"windows": 8.04},
             "steps": [{"library": "PyTorch", "step": "light", "lanes": 4096, "recorded": 40,
-                       "us": {"bare": [200.0, 210.0, 900.0], "packed": [400.0], "beside": [1.0], "recorded": [2.0]}}],
+                       "us": {"bare": [200.0, 210.0, 900.0], "packed": [400.0], "side": [1.0], "recorded": [2.0]}}],
             "rollouts": [{"library": "JAX", "steps": 128, "lanes": 4096, "bytes": 154e6, "sustained": 1.25,
                           "seconds": {"collect": [0.003], "copy": [0.01], "write": [0.1], "close": [0.5]}}],
             "checked": [{"library": "JAX", "episodes": 5224, "wrong": 0}],

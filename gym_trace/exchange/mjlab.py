@@ -24,7 +24,7 @@ try:
     import torch
     from mjlab.managers.recorder_manager import RecorderTerm, RecorderTermCfg
 except ImportError as missing:
-    raise MissingExtra(f"recording in it needs mjlab 1.4 or newer ({missing}): pip install mjlab") from missing
+    raise MissingExtra(f"recording in it needs mjlab 1.6 or newer ({missing}): pip install mjlab") from missing
 
 __all__ = ["STATE", "TraceRecorder", "recorder", "restore"]
 
@@ -49,7 +49,7 @@ def recorder(
     is NaN (0 for integers). With cfg.auto_reset = False the last observations are recorded.
 
     Args:
-        directory: of the trace; see RecordingOptions.
+        directory: of the trace; None: a new temporary one.
         lanes: record only these environments, as in TraceRecordingVectorWrapper.
         states: record the simulator's state before each step, as annotations "sim/qpos", "sim/qvel" …: True for all of
             STATE, or names of fields of env.sim.data.
