@@ -24,7 +24,7 @@ from gym_trace.training.network.model import ActorCritic, set_weights, source_of
 from gym_trace.training.proof.anchors import check_anchor
 from gym_trace.training.proof.chain import END, START, UPDATE, count_entries
 from gym_trace.training.proof.result import Proof, ReportProgress, first_difference, progress_reporter, tally
-from gym_trace.training.proof.state import notes_on
+from gym_trace.training.proof.state import distance, notes_on
 from gym_trace.training.proof.trace_checks import TIME_LIMIT, beyond_id, check_bytes, check_files, kind_of, replay
 from gym_trace.training.rollouts import MeanReturn, Origin, RecordedRollouts
 from gym_trace.training.run import DROPPED, MEAN, OF_ANOTHER, TOO_OLD, WORKER, Log, Run, Update, runs_in, steps_now
@@ -487,5 +487,8 @@ def _compare_checkpoint(path: Path, learner: Learner, steps: int) -> None:
                 raise CorruptRun(f"{name} is {then.get(name)!r:.99}, and {fact!r:.99} when relearned", path, REMOVE)
     mine = learner.tensors()
     for name in sorted({*mine, *found}):
-        if name not in mine or name not in found or not torch.equal(mine[name].cpu(), found[name]):
+        if name not in mine or name not in found or mine[name].shape != found[name].shape:
             raise CorruptRun(f"{name} differs when relearned", path, REMOVE)
+        relearned = mine[name].cpu()
+        if not torch.equal(relearned, found[name]):
+            raise CorruptRun(f"{name} is {distance(found[name], relearned)} when relearned", path, REMOVE)

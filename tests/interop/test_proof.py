@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.proof import Steps, UpdateLog, verify
 from gym_trace.training.proof.chain import chain_in
-from gym_trace.training.proof.state import packed, unpacked
+from gym_trace.training.proof.state import distance, generators, packed, set_generator, unpacked
 
 
 def rewritten(directory: Path, change: Callable[[list[list[Any]]], None]) -> None:
@@ -200,7 +201,41 @@ def test_a_global_value_that_changes_an_update_is_found(tmp_path: Path) -> None:
             hidden[0] = 1.0 if number < 6 else 1.0001
             log.update(**batch)
     hidden[0] = 1.0
-    assert verify(tmp_path / "log", regression()[0], worse).differs.startswith("update 6: the result")
+    differs = verify(tmp_path / "log", regression()[0], worse).differs
+    assert differs.startswith("update 6: the result is another array in the log, and ")
+    assert differs.endswith("; learned twice here from one state, it gives the same result")
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_an_update_that_is_not_deterministic_is_named_with_its_distance(tmp_path: Path, returns: bool) -> None:
+    parts, learn = regression(1)
+    calls = itertools.count()
+
+    def varying(**given: Any) -> Any:
+        loss = learn(**given)
+        with torch.no_grad():
+            given["model"][0].bias[0] = 1.0 + next(calls) * 2.0**-22
+        return loss if returns else None
+
+    with UpdateLog(tmp_path / "log", parts, varying, overhead=1.0) as log:
+        for batch in batches(3):
+            log.update(**batch)
+    differs = verify(tmp_path / "log", regression()[0], varying).differs
+    assert differs.startswith("update 0: the state differs when learned again: the norm of model is ")
+    assert differs.endswith("; it is not deterministic here: learned twice from one state, model/0.bias is "
+                            "2.38e-07 away (2 ulps)")  # fmt: skip
+
+
+def test_a_distance_is_in_units_in_the_last_place() -> None:
+    one = np.ones(3, np.float32)
+    assert distance(one, np.nextafter(one, one * 2)) == "1.19e-07 away (1 ulps)"
+    tensor = torch.tensor([1.0, 256.0], dtype=torch.bfloat16)
+    assert distance(tensor, tensor + torch.tensor([0, 4], dtype=torch.bfloat16)) == "4 away (2 ulps)"
+    assert distance(torch.zeros(1), torch.tensor([1e-45])) == "1.4e-45 away (1 ulps)"
+    assert distance(torch.tensor([3]), torch.tensor([5])) == "2 away"
+    assert distance(torch.tensor([3j]), torch.tensor([5j])) == "2 away"
+    assert distance(torch.zeros(2), torch.tensor([-0.0, torch.nan])) == "another NaN, infinity or sign of zero"
+    assert distance(torch.zeros(1), torch.zeros(1).double()) == "of type torch.float64"
 
 
 def test_a_script_that_is_started_again_continues_its_log(tmp_path: Path) -> None:
@@ -312,8 +347,30 @@ def test_device_moves_the_tensors_that_were_elsewhere(tmp_path: Path) -> None:
     with SecondDevice():
         log_of(tmp_path / "t", NAME)
     assert verify(tmp_path / "t", *parts_on("cpu", 2), device="cpu").differs == ""
-    with pytest.raises(InvalidOption, match=r"device: the log has tensors of meta: .*; pass another device"):
-        verify(tmp_path / "t", *parts_on("cpu", 2), device="cuda:99")
+    assert verify(tmp_path / "t", *parts_on("cpu", 2), device={NAME: "cpu", "cuda:0": "cuda:1"}).differs == ""
+    missing = r"device: the log has values of meta, and cuda:99 cannot be used here: .*; pass another device"
+    with pytest.raises(InvalidOption, match=missing):
+        verify(tmp_path / "t", *parts_on("cpu", 2), device={NAME: "cuda:99"})
+
+
+def test_generators_of_a_gpu_that_is_missing_need_another_device() -> None:
+    before, state = generators(), bytes(16)
+    set_generator("cuda:99", state, "cpu")
+    set_generator("cuda:99", state, {"cuda:99": "cpu"})
+    assert generators() == before
+    missing = r"^device: the log has values of cuda:99, and cuda:99 cannot be used here: PyTorch finds \d+ GPUs; pass"
+    with pytest.raises(InvalidOption, match=missing):
+        set_generator("cuda:99", state, {"cuda:0": "cpu"})
+
+
+def test_an_inference_tensor_is_an_argument_like_any_other(tmp_path: Path) -> None:
+    parts, learn = regression(1)
+    with UpdateLog(tmp_path / "log", parts, learn, overhead=1.0) as log:
+        for batch in batches(2):
+            with torch.inference_mode():
+                given = {name: torch.from_numpy(array) * 2 for name, array in batch.items()}
+            log.update(**given)
+    assert verify(tmp_path / "log", *regression(2)).differs == ""
 
 
 # -- Stable-Baselines3 ------------------------------------------------------------------------------------------------

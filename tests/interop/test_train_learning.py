@@ -15,13 +15,15 @@ from gymnasium import spaces
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from second_device import NAME, SecondDevice  # noqa: E402
+
 from gym_trace import open_trace  # noqa: E402
 from gym_trace.envs.clipping import clipping  # noqa: E402
 from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed  # noqa: E402
 from gym_trace.training.network import learning  # noqa: E402
 from gym_trace.training.network.forms import ActionForm, leaves_of  # noqa: E402
 from gym_trace.training.network.learning import Learner  # noqa: E402
-from gym_trace.training.network.model import ActorCritic, Distribution  # noqa: E402
+from gym_trace.training.network.model import ActorCritic, Distribution, tensors  # noqa: E402
 from gym_trace.training.processes import actor as worker  # noqa: E402
 from gym_trace.training.processes.actor import Actor, EnvGroup  # noqa: E402
 from gym_trace.training.processes.inference import OwnModel  # noqa: E402
@@ -327,3 +329,20 @@ def test_infinite_or_nan_experience_raises(tmp_path: Path, where: str, value: fl
     said = "finite" if np.isfinite(value) else f"{where.removesuffix('s')} is not finite"
     with pytest.raises(TrainingFailed, match=said):
         found.learner.learn(found.rollouts[:1])
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_network_on_another_device_mixes_no_tensors(name: str) -> None:
+    leaves, form = leaves_of(SPACES[name][0]), ActionForm(SPACES[name][1])
+    model = ActorCritic(leaves, form, Settings())
+    rows = []
+    for leaf in leaves:
+        leaf.space.seed(1)
+        rows.append(np.array([leaf.space.sample() for _ in range(5)]))
+    distribution, values, _ = model(tensors(rows), torch.zeros(5, 0))
+    with torch.no_grad(), SecondDevice():
+        found, there, _ = model.to(NAME)(tensors(rows, NAME), torch.zeros(5, 0, device=NAME))
+        assert there.device.type == NAME
+        actions = distribution.mode()
+        assert torch.equal(there.cpu(), values)
+        assert torch.equal(found.log_prob(actions.to(NAME)).cpu(), distribution.log_prob(actions))

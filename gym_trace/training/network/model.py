@@ -154,7 +154,7 @@ def _numbers(leaf: SpaceLeaf, rows: Tensor) -> Tensor:
     if isinstance(space, spaces.Discrete):
         return functional.one_hot(rows.long() - int(space.start), int(space.n)).float()
     if isinstance(space, spaces.MultiDiscrete):
-        columns = (rows.reshape(len(rows), -1) - torch.from_numpy(space.start.ravel())).long()
+        columns = (rows.reshape(len(rows), -1) - torch.from_numpy(space.start.ravel()).to(rows.device)).long()
         return torch.cat([functional.one_hot(c, int(n)) for c, n in zip(columns.T, space.nvec.ravel())], 1).float()
     flat = rows.reshape(len(rows), -1).float()
     return flat / 255.0 if leaf.dtype == np.uint8 else flat

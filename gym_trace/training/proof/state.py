@@ -7,7 +7,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgpack
 import numpy as np
@@ -26,6 +26,7 @@ _CUDA = "cuda:"
 _DEVICE = "device"  # metadata of such a file, if it was not the CPU
 
 Parts = Mapping[str, Any]
+Devices: TypeAlias = "str | Mapping[str, str] | None"  # replaces the logged GPUs: all, those that are keys, or none
 
 
 def packed(value: Any, name: str) -> bytes:
@@ -50,21 +51,24 @@ def _stored(tensor: torch.Tensor) -> msgpack.ExtType:
     return msgpack.ExtType(TENSOR, save({"": tensor.contiguous()}, None if device is True else {_DEVICE: device}))
 
 
-def unpacked(data: Any, device: str | None = None) -> Any:
-    """Return the value of packed(), with lists for tuples. device: see placed(). Raises CorruptTrace, InvalidOption."""
+def unpacked(data: Any, devices: Devices = None) -> Any:
+    """Return the value of packed(), with lists for tuples. devices: see placed().
+
+    Raises CorruptTrace, InvalidOption.
+    """
     try:
-        return _mapped(msgpack.ExtType, partial(_restored, device), unpack(data))
+        return _mapped(msgpack.ExtType, partial(_restored, devices), unpack(data))
     except InvalidOption:
         raise
     except (TypeError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
         raise CorruptTrace(f"invalid value of an update: {error}") from error
 
 
-def _restored(device: str | None, value: msgpack.ExtType) -> Any:
+def _restored(devices: Devices, value: msgpack.ExtType) -> Any:
     if value.code != TENSOR:
         return value
     header = json_of(value.data[8 : 8 + int.from_bytes(value.data[:8], "little")])
-    return placed(load(value.data)[""], header.get("__metadata__", {}).get(_DEVICE, True), device)
+    return placed(load(value.data)[""], header.get("__metadata__", {}).get(_DEVICE, True), devices)
 
 
 def device_of(tensor: torch.Tensor) -> str | Literal[True]:
@@ -72,18 +76,55 @@ def device_of(tensor: torch.Tensor) -> str | Literal[True]:
     return True if tensor.device.type == "cpu" else str(tensor.device)
 
 
-def placed(tensor: torch.Tensor, logged: Any, device: str | None) -> torch.Tensor:
-    """Move a tensor to its logged device, from device_of(). device: replaces logged devices other than the CPU.
+def placed(tensor: torch.Tensor, logged: Any, devices: Devices) -> torch.Tensor:
+    """Move a tensor to its logged device, from device_of(), or to the one of `devices` that replaces it.
 
     Raises InvalidOption if the device is missing.
     """
     if logged is True:
         return tensor
+    target = _target(str(logged), devices)
     try:
-        return tensor.to(str(logged) if device is None else device)
+        return tensor.to(target)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch without CUDA, or an unknown device
-        problem = str(error).partition("\n")[0]
-        raise InvalidOption(f"device: the log has tensors of {logged}: {problem}; pass another device") from error
+        raise _missing(str(logged), target, str(error).partition("\n")[0]) from error
+
+
+def _target(logged: str, devices: Devices) -> str:
+    return devices.get(logged, logged) if isinstance(devices, Mapping) else devices or logged
+
+
+def _missing(logged: str, target: str, problem: str) -> InvalidOption:
+    return InvalidOption(
+        f"device: the log has values of {logged}, and {target} cannot be used here: {problem}; pass another device"
+    )
+
+
+def distance(then: Any, now: Any) -> str:
+    """Return the largest distance of two arrays of one shape; for floats also in units in the last place (ulps)."""
+    if type(then) is not type(now) or then.dtype != now.dtype:
+        return f"of type {now.dtype}"
+    before, after = _numbers(then), _numbers(now)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.abs(before - after)
+    finite = np.isfinite(apart)
+    if not apart[finite].any():
+        return "another NaN, infinity or sign of zero"
+    text = f"{apart[finite].max():.3g} away"
+    if before.dtype.kind == "c" or not (
+        then.is_floating_point() if isinstance(then, torch.Tensor) else then.dtype.kind == "f"
+    ):
+        return text
+    info = torch.finfo(then.dtype) if isinstance(then, torch.Tensor) else np.finfo(then.dtype)
+    exponents = np.frexp(np.maximum(np.abs(before), np.abs(after))[finite])[1]
+    ulps = apart[finite] / np.ldexp(float(info.eps), np.maximum(exponents - 1, np.frexp(float(info.tiny))[1] - 1))
+    return f"{text} ({ulps.max():.3g} ulps)"
+
+
+def _numbers(array: Any) -> Any:
+    if isinstance(array, torch.Tensor):
+        return array.to(torch.complex128 if array.is_complex() else torch.float64).numpy()
+    return np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def digest_of(data: Any) -> str:
@@ -191,12 +232,14 @@ def generators() -> dict[str, Any]:
     }
 
 
-def set_generator(name: str, state: Any, device: str | None = None) -> None:
-    """Restore a state of generators(). device: replaces the logged GPU; None: keep it. Raises CorruptTrace."""
+def set_generator(name: str, state: Any, devices: Devices = None) -> None:
+    """Restore a state of generators(); skip a GPU that the CPU replaces. Raises CorruptTrace, InvalidOption."""
     try:
         if name.startswith(_CUDA):
-            target = torch.device(name if device is None else device)
+            target = torch.device(_target(name, devices))
             if target.type == "cuda":
+                if (target.index or 0) >= (count := torch.cuda.device_count()):
+                    raise _missing(name, str(target), f"PyTorch finds {count} GPUs")
                 torch.cuda.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()), target)
         elif name == "torch":
             torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
@@ -208,6 +251,8 @@ def set_generator(name: str, state: Any, device: str | None = None) -> None:
             random.setstate((version, tuple(words), gauss))
         else:
             raise ValueError("unknown generator")
+    except InvalidOption:
+        raise
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise CorruptTrace(f"invalid state of the generator {name}: {error}") from error
 

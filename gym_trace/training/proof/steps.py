@@ -12,7 +12,7 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.playback.trace import Trace
-from gym_trace.training.proof.state import device_of, digest_of, placed
+from gym_trace.training.proof.state import Devices, device_of, digest_of, placed
 from gym_trace.training.proof.trace_checks import lanes_of
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
@@ -71,11 +71,11 @@ class RecordedSteps:
     """Columns of a trace by numbers of steps.
 
     Args:
-        writer: writer of the steps; None: the only one. device: see placed().
+        writer: writer of the steps; None: the only one. devices: see placed().
     """
 
-    def __init__(self, trace: Trace, writer: str | None, device: str | None = None):
-        self._trace, self._device = trace, device
+    def __init__(self, trace: Trace, writer: str | None, devices: Devices = None):
+        self._trace, self._devices = trace, devices
         names = trace.writers if writer is None else [writer]
         if len(names) != 1:
             raise ReplayDiverged(f"{trace.directory}: has {len(names)} writers, and the log names none")
@@ -103,7 +103,7 @@ class RecordedSteps:
             values = _in_form(self._values(name, plain, wanted), dtype_from(dtype), tuple(shape), wanted)
             if values is None or digest_of(values) != digest:
                 raise ReplayDiverged(f"{name} of steps {_shown(plain)} are not those of {self._trace.directory}")
-            found[name] = placed(torch.from_numpy(values), logged_device, self._device) if logged_device else values
+            found[name] = placed(torch.from_numpy(values), logged_device, self._devices) if logged_device else values
         if columns and uses is not None:
             for lane in np.unique(wanted // _STRIDE).tolist():
                 uses.setdefault((self._writer, lane), []).append(wanted[wanted // _STRIDE == lane] % _STRIDE)

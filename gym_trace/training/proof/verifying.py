@@ -29,7 +29,10 @@ from gym_trace.training.proof.chain import (
 )
 from gym_trace.training.proof.result import Proof, first_difference, progress_reporter, tally
 from gym_trace.training.proof.state import (
+    Devices,
     Parts,
+    distance,
+    generators,
     norms_of,
     notes_on,
     packed,
@@ -55,7 +58,7 @@ def verify(
     make_env: Callable[[], Any] | None = None,
     trust: bool = False,
     anchor: str | None = None,
-    device: str | None = None,
+    device: str | Mapping[str, str] | None = None,
 ) -> Proof:
     """Relearn every update of a log, compare results and states, and replay the episodes of its trace.
 
@@ -67,7 +70,8 @@ def verify(
         replays: whether to replay the episodes. make_env: makes their environment; None: the recorded one. trust:
             allow imports and calls of names that only the trace contains.
         anchor: file with the head of the log, or "git-note".
-        device: device for tensors in the log that were not on the CPU; None: their own.
+        device: device for tensors and generators of the log that were not on the CPU, or a dict from logged devices to
+            those used here, such as {"cuda:0": "cuda:1"}. None: their own.
 
     Raises:
         TraceNotFound, CorruptTrace: the log is missing or damaged.
@@ -101,9 +105,9 @@ def verify(
 class _Relearning:
     """Relearns the updates of a log, entry by entry."""
 
-    def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof, device: str | None):
+    def __init__(self, chain: Chain, parts: Parts, learn: Callable[..., Any], proof: Proof, devices: Devices):
         self._chain, self._parts, self._learn, self._proof = chain, dict(parts), learn, proof
-        self._device = device
+        self._devices = devices
         self._kinds = chain.kinds()
         proof.of = proof.out_of = self._kinds[UPDATE]
         if not proof.of:
@@ -142,7 +146,7 @@ class _Relearning:
             raise self._chain.damaged(f"{error_text(error)}, in the entry at byte {entry.at}") from error
 
     def _start(self, content: Mapping[str, Any]) -> None:
-        proof, state = self._proof, unpacked(content["state"], self._device)
+        proof, state = self._proof, unpacked(content["state"], self._devices)
         if self._starts:
             if any(_differing(_plain(state), _plain_state(self._parts), "")):
                 proof.unproved.append(f"where the state before update {proof.versions} came from, when the script "
@@ -164,15 +168,15 @@ class _Relearning:
         torch.use_deterministic_algorithms(bool(content.get("deterministic")))
         if self.trace is not None:
             writer = content.get("writer")
-            self._recorded = RecordedSteps(self.trace, None if writer is None else str(writer), self._device)
+            self._recorded = RecordedSteps(self.trace, None if writer is None else str(writer), self._devices)
 
     def _inputs(self, number: int, content: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of an update; first restore the state that it began with."""
         if content["outside"] is not None:
-            found = unpacked(content["outside"], self._device)
+            found = unpacked(content["outside"], self._devices)
             restore({name: self._parts[name] for name in found}, found)
             self._outside.setdefault(", ".join(found), []).append(number)
-        inputs = {str(name): unpacked(value, self._device) for name, value in content["inputs"].items()}
+        inputs = {str(name): unpacked(value, self._devices) for name, value in content["inputs"].items()}
         for name, value in inputs.items():
             if isinstance(value, (bool, int, float, str, type(None))):
                 self._settings.setdefault(name, []).append(value)
@@ -190,23 +194,47 @@ class _Relearning:
         self._seeded += any(state is not None for state in content["generators"].values())
         for name, state in content["generators"].items():
             if state is not None:
-                set_generator(name, state, self._device)
+                set_generator(name, state, self._devices)
         return inputs
 
     def _update(self, content: Mapping[str, Any]) -> None:
         number = self._proof.versions
-        inputs = self._inputs(number, content)
+        result = self._learned(number, self._inputs(number, content))
         try:
-            result = self._learn(**self._parts, **inputs)
+            self._compare_result(number, content.get("result"), result)
+            if "digest" in content:
+                if state_digest(self._parts) != content["digest"]:
+                    self._differs(number, content.get("norms"))
+                self._compared["states"] += 1
+                self._compared_until = number + 1
+        except ReplayDiverged as error:
+            raise ReplayDiverged(f"{error}{self._repeated(number, content)}") from error
+        self._proof.versions = self._proof.done = number + 1
+
+    def _learned(self, number: int, inputs: Mapping[str, Any]) -> Any:
+        try:
+            return self._learn(**self._parts, **inputs)
         except Exception as error:  # the user's function may raise anything
             raise ReplayDiverged(f"update {number}: learn raised {error_text(error)}") from error
-        self._compare_result(number, content.get("result"), result)
-        if "digest" in content:
-            if state_digest(self._parts) != content["digest"]:
-                self._differs(number, content.get("norms"))
-            self._compared["states"] += 1
-            self._compared_until = number + 1
-        self._proof.versions = self._proof.done = number + 1
+
+    def _repeated(self, number: int, content: Mapping[str, Any]) -> str:
+        """Learn an update twice from the same state. Return whether it is deterministic here, as text."""
+        state, drawn, outcomes = state_of(self._parts), generators(), []
+        try:
+            for _ in range(2):
+                restore(self._parts, unpacked(state))
+                for name, value in drawn.items():
+                    set_generator(name, value)
+                result = self._learned(number, self._inputs(number, content))
+                outcome = {"result": _plain(result)} if content.get("result") is not None else {}
+                outcomes.append(outcome | _plain_state(self._parts))
+        except TraceError:  # it fails from this state
+            return ""
+        apart = [f"{name[1:]} is {away}" for name, _, away in _differing(outcomes[0], outcomes[1], "")]
+        if not apart:
+            return "; learned twice here from one state, it gives the same result"
+        others = f", and {len(apart) - 1:,} more differ" if len(apart) > 1 else ""
+        return f"; it is not deterministic here: learned twice from one state, {apart[0]}{others}"
 
     def _compare_result(self, number: int, then: Any, result: Any) -> None:
         """Compare the result of learn. The log has None for objects that it cannot store."""
@@ -316,12 +344,5 @@ def _differing(then: Any, now: Any, name: str) -> Iterator[tuple[str, Any, Any]]
         for index, (before, after) in enumerate(zip(then, now)):
             yield from _differing(before, after, f"{name}/{index}")
     elif packed(then, name) != packed(now, name):
-        if not isinstance(then, (np.ndarray, torch.Tensor)) or np.shape(then) != np.shape(now):
-            yield name, then, now
-        else:
-            distances = np.abs(_as_floats(then) - _as_floats(now))
-            yield name, "another array", f"{np.nanmax(distances):.3g} away" if distances.size else "of another type"
-
-
-def _as_floats(array: Any) -> Any:
-    return np.asarray(array.double() if isinstance(array, torch.Tensor) else array, np.float64)
+        is_array = isinstance(then, (np.ndarray, torch.Tensor)) and np.shape(then) == np.shape(now)
+        yield (name, "another array", distance(then, now)) if is_array else (name, then, now)
