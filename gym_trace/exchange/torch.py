@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.data.trees import mapped
+from gym_trace.data.trees import leaves_of, mapped
 from gym_trace.errors import MissingExtra
 from gym_trace.playback.sampling.batches import Batches
 
@@ -20,9 +20,11 @@ try:
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
 except ImportError as missing:
     raise MissingExtra(f"tensors need PyTorch ({missing}): pip install torch") from missing
+from gym_trace.playback.sampling.on_device import TensorBatches, available, reader_of, sent
 
 __all__ = ["BatchItems", "BatchStream", "collated", "tensors"]
 
+_AHEAD = 2  # batches
 _LOOP_IDS = 1 << 31  # a loop over a DataLoader is known by the seed that its workers share
 
 
@@ -33,10 +35,13 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
     """
 
     def tensor(rows: Any) -> Any:
-        array = np.asarray(rows)
-        if array.dtype.kind not in "biufc":
-            return rows
-        converted = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if isinstance(rows, torch.Tensor):
+            converted = rows
+        else:
+            array = np.asarray(rows)
+            if array.dtype.kind not in "biufc":
+                return rows
+            converted = torch.from_numpy(array if array.flags.writeable else array.copy())
         if device is None and dtype is None:
             return converted
         return converted.to(device=device, dtype=dtype if converted.is_floating_point() else None, non_blocking=True)
@@ -51,9 +56,16 @@ class BatchStream(IterableDataset[Any]):
     yields the same batches in the same order. With workers, a loop begins at the position of the batches in this
     process, or with the epoch after the last complete one. Rows are decoded before workers are forked; spawned
     workers decode them again, unless they are cached on disk.
+
+    With device="cuda", the next batches are gathered into pinned memory and copied on a stream of their own, while the
+    current one is used. Iterate over the stream itself then, or use a DataLoader without workers::
+
+        for batch in BatchStream(trace.windows(16, 256), device="cuda"):
+            loss = model(batch["observations"])  # (256, 17, ...) on the GPU
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
+        """device: of the tensors. dtype: of floats; None: as recorded."""
         self._batches, self._device, self._dtype = batches, device, dtype
         # Epoch and loop of the last complete epoch: workers leave them to those of later loops.
         self._ended = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -74,8 +86,10 @@ class BatchStream(IterableDataset[Any]):
             epoch -= ended_in == loop  # another worker of this loop has already ended its epoch
             if epoch > state["epoch"]:
                 batches.load_state_dict({**state, "epoch": epoch, "number": 0})
-        for batch in batches:
-            yield tensors(batch, self._device, self._dtype)
+        if self._device is None:
+            yield from (tensors(batch, None, self._dtype) for batch in batches)
+        else:
+            yield from _Transfers(batches, self._device, self._dtype)
         if worker is not None:
             self._ended.fill_(batches.state_dict()["epoch"] * _LOOP_IDS + loop)
 
@@ -83,6 +97,41 @@ class BatchStream(IterableDataset[Any]):
         rank, world_size = _rank()
         if world_size > 1:
             self._batches.share(rank, world_size)
+
+
+class _Transfers:
+    """Batches on a device. The next ones are copied while the current one is used.
+
+    On CUDA the copies have a stream of their own. The consumer's stream waits for the copy of a batch, not the host;
+    memory of a batch is not used again before the work that the consumer's stream has by then was done.
+    """
+
+    def __init__(self, batches: Batches, device: Any, dtype: Any):
+        """Raises InvalidOption if the device is missing."""
+        self._batches, self._device, self._dtype = batches, available(device, "device"), dtype
+        is_there = isinstance(batches, TensorBatches) and batches.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" and not is_there else None
+        self._ahead = _AHEAD if batches.reads_ahead and not is_there else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        reader, copies = reader_of(self._batches, self._device), dict[tuple[int, int], Any]()
+        for position in self._batches.positions():
+            wanted = [position, *self._batches.next_positions(self._ahead)]
+            copies = {number: copies.get(number) or self._copied(reader.at(*number)) for number in wanted}
+            batch, is_copied = copies.pop(position)
+            if is_copied is not None:
+                consumer = torch.cuda.current_stream(self._device)
+                consumer.wait_event(is_copied)
+                for tensor in leaves_of(batch):
+                    if isinstance(tensor, torch.Tensor):
+                        tensor.record_stream(consumer)
+            yield batch
+
+    def _copied(self, batch: Any) -> tuple[Any, Any]:
+        """Start to copy a batch; return it there, and the event after the copy (None: there is nothing to wait for)."""
+        with torch.cuda.stream(self._stream):
+            there = tensors(sent(batch, self._device), self._device, self._dtype)
+            return there, None if self._stream is None else self._stream.record_event()
 
 
 class BatchItems(Dataset[Any]):

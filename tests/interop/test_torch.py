@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,9 @@ import gym_trace
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
+from gym_trace.errors import InvalidOption  # noqa: E402
 from gym_trace.exchange.torch import BatchItems, BatchStream, collated, tensors  # noqa: E402
+from gym_trace.playback.sampling.rows import DecodePlan  # noqa: E402
 
 
 def test_gym_trace_torch_is_there_without_an_import_of_its_own() -> None:
@@ -134,3 +137,180 @@ def test_tensors_share_memory_and_have_the_dtype_that_was_asked_for(trace: Any) 
     assert tensors(batch, dtype=torch.float32)["rewards"].dtype == torch.float32
     assert same["actions"].dtype == torch.int64
     assert same["terminations"].dtype == torch.bool
+
+
+# -- on a device ------------------------------------------------------------------------------------------------------
+
+
+class Mixed(gymnasium.Env[Any, Any]):
+    """Episodes of 1 to 9 steps, with leaves of several dtypes."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "vector": gymnasium.spaces.Box(-9, 9, (3,), np.float32),
+            "counts": gymnasium.spaces.Box(0, 60000, (2, 2), np.uint16),
+            "said": gymnasium.spaces.Text(5),
+        }
+    )
+    action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(4), gymnasium.spaces.MultiBinary(2)])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self._left = int(self.np_random.integers(1, 10))
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        ends = not self._left and self.np_random.random() < 0.5
+        return self.observation_space.sample(), self.np_random.normal(), ends, not ends and not self._left, {}
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("traces") / "mixed"
+    with gym_trace.TraceRecordingWrapper(Mixed(), directory) as env:
+        for seed in range(30):
+            env.reset(seed=seed)
+            env.action_space.seed(seed)
+            ended = False
+            while not ended:
+                env.annotate(logprob=np.float32(seed / 7))
+                *_, terminated, truncated, _ = env.step(env.action_space.sample())
+                ended = terminated or truncated
+    return gym_trace.open_trace(directory)
+
+
+KINDS: dict[str, Any] = {
+    "windows": lambda trace, **options: trace.windows(3, 16, **options),
+    "padded windows": lambda trace, **options: trace.windows(5, 16, strict_length=False, span=True, **options),
+    "transitions": lambda trace, **options: trace.transitions(16, **options),
+    "returns of stacked frames": lambda trace, **options: trace.transitions(16, n_steps=3, n_frames=2, **options),
+    "episodes": lambda trace, **options: trace.trajectories(4, **options),
+    "weighted": lambda trace, **options: trace.transitions(16, weights=np.arange(len(trace)), **options),
+    "a view with repetitions": lambda trace, **options: trace[[3, 3, 9, 4, 3]].windows(2, 8, **options),
+    "some columns": lambda trace, **options: trace.windows(3, 8, columns=("rewards", "annotations"), **options),
+}
+
+
+def assert_same(batch: Any, arrays: Any) -> None:
+    """Assert that tensors have the values and dtypes of arrays, bit for bit; objects are equal."""
+    assert type(batch) is type(arrays) or isinstance(batch, torch.Tensor)
+    if isinstance(arrays, dict):
+        assert batch.keys() == arrays.keys()
+        for name, part in arrays.items():
+            assert_same(batch[name], part)
+    elif isinstance(arrays, tuple):
+        for part, other in zip(batch, arrays, strict=True):
+            assert_same(part, other)
+    elif arrays.dtype.kind in "OTU":
+        assert batch.tolist() == arrays.tolist()
+    else:
+        found = batch.numpy()
+        assert (found.dtype, found.shape, found.tobytes()) == (arrays.dtype, arrays.shape, arrays.tobytes())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_on_a_device_give_the_same_batches(mixed: Any, kind: str) -> None:
+    there, here = KINDS[kind](mixed, cache="cpu", seed=3), KINDS[kind](mixed, cache="memory", seed=3)
+    for _ in range(5):
+        assert_same(next(there), next(here))
+    assert there.state_dict()["number"] == 5
+    chosen = np.array([2, 0, 1])
+    assert_same(there.take(chosen), here.take(chosen))
+    again = pickle.loads(pickle.dumps(there))
+    assert_same(next(again), next(here))
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", "cpu", None])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stream_to_a_device_gives_the_same_batches(
+    mixed: Any, kind: str, cache: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path))
+    options: dict[str, Any] = {"cache": cache, "seed": 3}
+    if kind != "weighted":
+        options["replacement"] = False
+    elif cache is None:
+        pytest.skip("streams have no weights")
+    if cache == "disk" and kind != "some columns":  # files hold no texts
+        options["columns"] = ("actions", "rewards", "terminations", "truncations", "annotations")
+    batches = KINDS[kind](mixed, **options)
+    expected = KINDS[kind](mixed, **{**options, "cache": "memory" if cache == "cpu" else cache})
+    for _ in range(1 if kind == "weighted" else 2):  # epochs
+        for number, (batch, arrays) in enumerate(zip(BatchStream(batches, device="cpu"), expected, strict=False)):
+            assert_same(batch, arrays)
+            assert batches.state_dict()["number"] == expected.state_dict()["number"] == number + 1
+            if kind == "weighted":
+                for one in (batches, expected):
+                    one.update_priorities(batch["index"], batch["weight"] * 0.5 + 1)
+                if number == 8:
+                    break
+
+
+def test_a_stream_to_a_device_continues_where_its_batches_are(mixed: Any) -> None:
+    batches, expected = mixed.windows(2, 4, replacement=False), mixed.windows(2, 4, replacement=False)
+    stream = iter(BatchStream(batches, device="cpu", dtype=torch.float16))
+    assert next(stream)["observations"]["vector"].dtype == torch.float16
+    batches.load_state_dict({**batches.state_dict(), "number": 7})
+    assert torch.equal(next(stream)["first_step"], torch.from_numpy(expected.at(7)["first_step"]))
+    assert batches.state_dict()["number"] == 8
+
+
+def test_copies_have_a_stream_of_their_own_that_the_consumer_waits_for(
+    mixed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Stream:
+        events = 0
+
+        def record_event(self) -> str:
+            self.events += 1
+            calls.append(f"recorded {self.events}")
+            return f"event {self.events}"
+
+        def wait_event(self, event: str) -> None:
+            calls.append(f"wait for {event}")
+
+    @contextlib.contextmanager
+    def used(stream: Any) -> Any:
+        calls.append("side stream")
+        yield
+        calls.append("consumer")
+
+    consumer = Stream()
+    monkeypatch.setattr(torch.cuda, "stream", used)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: consumer)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: calls.append("held"))
+    transfers = gym_trace.exchange.torch._Transfers(mixed.transitions(4, columns="rewards"), "cpu", None)
+    transfers._stream = Stream()
+    batches = iter(transfers)
+    next(batches)
+    tensors_of_a_batch = 4
+    copied = [["side stream", f"recorded {number}", "consumer"] for number in range(1, 5)]
+    held = ["held"] * tensors_of_a_batch
+    assert calls == [*copied[0], *copied[1], *copied[2], "wait for event 1", *held]
+    calls.clear()
+    next(batches)
+    assert calls == [*copied[3], "wait for event 2", *held]
+
+
+def test_a_device_that_is_missing_or_too_small_is_named(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidOption, match=r"^cache='cuda:77': .*; pass \"auto\", .*, a device of PyTorch"):
+        mixed.windows(2, cache="cuda:77")
+    with pytest.raises(InvalidOption, match=r"^cache='memroy': "):
+        mixed.windows(2, cache="memroy")
+    with pytest.raises(InvalidOption, match=r"^cache=7: pass"):
+        mixed.windows(2, cache=7)
+    with pytest.raises(InvalidOption, match=r"^device='cuda:77': .*; pass \"cpu\""):
+        next(iter(BatchStream(mixed.windows(2), device="cuda:77")))
+    monkeypatch.setattr(DecodePlan, "size_of", lambda *_: 1 << 60)
+    with pytest.raises(InvalidOption, match=r"^cache='cpu': decoded rows take 1.15e\+09 GB, which cpu does not have"):
+        mixed.windows(2, cache="cpu")
+
+
+def test_a_pickled_copy_has_no_rows(pictures: Any) -> None:
+    batches = pictures.transitions(2, cache="memory")
+    next(batches)
+    assert len(pickle.dumps(batches)) < 1 << 20 < batches._items.rows.columns["observations",].nbytes

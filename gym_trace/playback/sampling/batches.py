@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from gym_trace.data.layout import Path
+from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -19,6 +23,7 @@ from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned
 from gym_trace.playback.scan import OnDamage
 from gym_trace.printable import printable
 
+CACHES = 'pass "auto", "memory", "disk", a device of PyTorch such as "cuda", or None to stream'
 Make = Callable[[DecodedRows, int], Items]  # (rows, seed)
 Store = Callable[[DecodePlan], DecodedRows]  # decodes the rows of all episodes of a plan. Raises CorruptTrace
 
@@ -51,8 +56,8 @@ class Order:
             raise InvalidOption(f"follow={self.follow!r}: pass the minimum seconds between refreshes, 0 or more")
         if self.most_steps is not None:
             check_positive(most_steps=self.most_steps)
-        if self.cache not in ("auto", "memory", "disk", None):
-            raise InvalidOption(f'cache={self.cache!r}: pass "auto", "memory", "disk", or None to stream')
+        if self.cache is not None and not isinstance(self.cache, str):
+            raise InvalidOption(f"cache={self.cache!r}: {CACHES}")
         if self.weights is not None and not self.replacement:
             raise InvalidOption("weights: need replacement=True")
         can_follow = self.replacement and self.weights is None and self.cache in ("auto", "memory")
@@ -121,7 +126,7 @@ class Batches:
         self._items = self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made_of": None, "_plan": None}
+        return {**self.__dict__, "_items": None, "_plan": None}
 
     def __repr__(self) -> str:
         made: Any = self._make
@@ -162,6 +167,17 @@ class Batches:
             self._tree = SumTree(made.weights(weights, self.trace.content["steps"]))
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether later batches are known before earlier ones are used: not with weights, or with a growing trace."""
+        return self._order.weights is None and self._order.follow is None
+
+    def with_columns(self, change: Callable[[dict[Path, Any]], dict[Path, Any]]) -> Batches:
+        """Return batches of the same rows in other columns, at the same position."""
+        changed, items = copy(self), self._decoded_items
+        changed._items = items.with_columns(change(items.rows.columns))
+        return changed
+
+    @property
     def items(self) -> int:
         """Number of windows, transitions or episodes to sample from."""
         return self._decoded_items.items
@@ -173,15 +189,27 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
-        follow = self._order.follow
-        if follow is not None and time.monotonic() - self._read_at >= follow:
-            self.refresh()
-        number = (self._number + self._worker) * self._world_size + self._rank
-        if not self._order.replacement and number >= len(self):
-            self._number, self._epoch = 0, self._epoch + 1
-            raise StopIteration
-        self._number += self._workers
-        return self.at(number, self._epoch)
+        return self.at(*next(self.positions()))
+
+    def positions(self) -> Iterator[tuple[int, int]]:
+        """Move from batch to batch until the end of the epoch, and yield the arguments of at() for each."""
+        while True:
+            follow = self._order.follow
+            if follow is not None and time.monotonic() - self._read_at >= follow:
+                self.refresh()
+            number = (self._number + self._worker) * self._world_size + self._rank
+            if not self._order.replacement and number >= len(self):
+                self._number, self._epoch = 0, self._epoch + 1
+                return
+            self._number += self._workers
+            yield number, self._epoch
+
+    def next_positions(self, count: int) -> list[tuple[int, int]]:
+        """Return the positions of the next batches of the epoch, at most `count`, and stay at this one."""
+        here = self._number, self._epoch
+        found = list(islice(self.positions(), count))
+        self._number, self._epoch = here
+        return found
 
     def at(self, number: int, epoch: int = 0) -> Batch:
         begin = number * self.batch_size
@@ -203,7 +231,7 @@ class Batches:
         """
         if self._tree is None:
             raise InvalidOption("update_priorities: unweighted batches; create them with weights=, such as all ones")
-        self._tree.update(index, priorities)
+        self._tree.update(plain_array(index), plain_array(priorities))  # also tensors on a device
 
     def share(self, rank: int, world_size: int) -> None:
         """Restrict these batches to the share of one of several processes. Raises InvalidOption."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.data.layout import Branch, Layout, put_together
+from gym_trace.data.layout import Branch, Layout, Path, put_together
 from gym_trace.data.trees import mapped
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
@@ -50,13 +51,23 @@ class Items:
     """
 
     def __init__(self, rows: DecodedRows, items: int, seed: int):
-        self.rows, self.items, self.seed = rows, items, seed
+        self.items, self.seed = items, seed
         self._ahead: _Ahead | None = None
         self._expected: tuple[int | None, int] = None, -1
+        self._set_rows(rows)
+
+    def _set_rows(self, rows: DecodedRows) -> None:
+        self.rows = rows
         self._nested = {}
         for root, layout in (("observations", rows.layouts.observations), ("actions", rows.layouts.actions)):
             if any(path[0] == root for path in rows.columns):
                 self._nested[root] = layout, [rows.columns[leaf.path] for leaf in layout.leaves()]
+
+    def with_columns(self, columns: dict[Path, Any]) -> Items:
+        """Return these items with the same rows in other columns, such as on a device."""
+        changed = copy(self)
+        changed._set_rows(self.rows._replace(columns=columns))
+        return changed
 
     def batch(
         self, begin: int, end: int, replacement: bool, epoch: int, tree: SumTree | None = None, apart: int | None = None
@@ -205,11 +216,16 @@ class Windows(Items):
         length = self._longest(counts)
         whole = bool((counts == length).all())
 
-        def steps(array: Array) -> Array:
-            return self._view(array, length)[at] if whole else _padded(array, at, counts, length)
+        def gathered(array: Any, starts: Array, extra: int) -> Any:
+            if whole and isinstance(array, np.ndarray):
+                return self._view(array, length + extra)[starts]
+            return _padded(array, starts, counts + extra, length + extra)
 
-        def observations(array: Array) -> Array:
-            return self._view(array, length + 1)[seen] if whole else _padded(array, seen, counts + 1, length + 1)
+        def steps(array: Any) -> Any:
+            return gathered(array, at, 0)
+
+        def observations(array: Any) -> Any:
+            return gathered(array, seen, 1)
 
         batch = self.gathered(steps, observations=observations)
         batch |= {name: found[name].copy() for name in ("episode", "first_step")}
@@ -247,14 +263,15 @@ class Trajectories(Windows):
         return int(counts.max())
 
 
-def _padded(array: Array, starts: Array, counts: Array, length: int) -> Array:
+def _padded(array: Any, starts: Array, counts: Array, length: int) -> Any:
     """Gather `length` rows from each start; only the first counts rows are real, the others zeros, or None."""
     steps = np.arange(length)
-    if len(array):
-        gathered: Array = array[starts[:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)]
-    else:
-        gathered = np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
-    gathered[steps >= counts[:, None]] = None if array.dtype == object else np.zeros((), array.dtype)
+    padding = steps >= counts[:, None]
+    index = starts[:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)
+    if not isinstance(array, np.ndarray):  # on a device
+        return array.take(index, padding=padding if padding.any() else None)
+    gathered = array[index] if len(array) else np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
+    gathered[padding] = None if array.dtype == object else np.zeros((), array.dtype)
     return gathered
 
 

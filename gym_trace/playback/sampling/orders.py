@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes
-from gym_trace.playback.sampling.batches import Batches, Make, Order, check_positive
+from gym_trace.playback.sampling.batches import CACHES, Batches, Make, Order, check_positive
 from gym_trace.playback.sampling.items import Hindsight, Trajectories, Transitions, Windows
 from gym_trace.playback.sampling.rows import DecodePlan, planned
 from gym_trace.playback.sampling.store import Disk, Growing, decoded, default_root
@@ -69,6 +69,14 @@ def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDama
         disk = Disk(default_root(), order.cache_bytes)
         disk.check(plan)
         return Batches(trace, order, make, disk.rows, plan, on_damage)
+    if cache is not None:
+        if isinstance(make, partial) and make.keywords.get("goals") is not None:
+            raise InvalidOption(f'goals: cache={cache!r} does not support them; pass cache="memory" or "disk"')
+        try:
+            from gym_trace.playback.sampling.on_device import TensorBatches
+        except MissingExtra as error:
+            raise InvalidOption(f"cache={cache!r}: {error}; {CACHES}") from error
+        return TensorBatches(cache, trace, order, make, plan, on_damage)
     if order.weights is not None:
         raise InvalidOption('weights: not supported when streaming; pass cache="memory" or "disk"')
     plan = plan if on_damage is None else DecodePlan(trace, order.roots, on_damage)
