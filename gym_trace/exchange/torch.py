@@ -7,6 +7,7 @@ loader = DataLoader(BatchItems(trace.windows(64)), batch_size=256, shuffle=True,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ class _Transfers:
 
     def __iter__(self) -> Iterator[Any]:
         reader, copies = reader_of(self._batches, self._device), dict[tuple[int, int], Any]()
-        for position in self._batches.positions():
+        for position in iter(self._batches.advance, None):
             wanted = [position, *self._batches.next_positions(self._ahead)]
             copies = {number: copies.get(number) or self._copied(reader.at(*number)) for number in wanted}
             batch, is_copied = copies.pop(position)
@@ -129,8 +130,10 @@ class _Transfers:
 
     def _copied(self, batch: Any) -> tuple[Any, Any]:
         """Start to copy a batch; return it there, and the event after the copy (None: there is nothing to wait for)."""
-        with torch.cuda.stream(self._stream):
-            there = tensors(sent(batch, self._device), self._device, self._dtype)
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            there = sent(batch, self._device)
+            if self._dtype is not None:
+                there = tensors(there, None, self._dtype)
             return there, None if self._stream is None else self._stream.record_event()
 
 

@@ -657,7 +657,8 @@ class Trace(KnowsOtherNames):
                 update_priorities(), and 1 / (windows * probability).
             cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's cache directory,
                 mapped into memory, reused, and extended when the trace has grown; None: nowhere, parts of the trace are
-                decoded again in each epoch, in shuffled order; "auto": in memory if they fit.
+                decoded again in each epoch, in shuffled order; "auto": in memory if they fit. Or a device of PyTorch,
+                such as "cuda:1": rows lie there, and batches are tensors there, with the same values in the same order.
             cache_bytes: limit of memory or disk, including about 70 bytes per episode for positions. A stream exceeds
                 it if the positions and one decoded chunk (recorders write up to 24 MiB) need more.
             follow: read new data of live writers, at most once per this number of seconds. This refreshes the

@@ -308,9 +308,3 @@ def test_a_device_that_is_missing_or_too_small_is_named(mixed: Any, monkeypatch:
     monkeypatch.setattr(DecodePlan, "size_of", lambda *_: 1 << 60)
     with pytest.raises(InvalidOption, match=r"^cache='cpu': decoded rows take 1.15e\+09 GB, which cpu does not have"):
         mixed.windows(2, cache="cpu")
-
-
-def test_a_pickled_copy_has_no_rows(pictures: Any) -> None:
-    batches = pictures.transitions(2, cache="memory")
-    next(batches)
-    assert len(pickle.dumps(batches)) < 1 << 20 < batches._items.rows.columns["observations",].nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
@@ -168,7 +168,7 @@ class Batches:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether later batches are known before earlier ones are used: not with weights, or with a growing trace."""
+        """True if later batches do not depend on what happens to earlier ones: without weights and follow."""
         return self._order.weights is None and self._order.follow is None
 
     def with_columns(self, change: Callable[[dict[Path, Any]], dict[Path, Any]]) -> Batches:
@@ -189,25 +189,27 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
-        return self.at(*next(self.positions()))
+        position = self.advance()
+        if position is None:
+            raise StopIteration
+        return self.at(*position)
 
-    def positions(self) -> Iterator[tuple[int, int]]:
-        """Move from batch to batch until the end of the epoch, and yield the arguments of at() for each."""
-        while True:
-            follow = self._order.follow
-            if follow is not None and time.monotonic() - self._read_at >= follow:
-                self.refresh()
-            number = (self._number + self._worker) * self._world_size + self._rank
-            if not self._order.replacement and number >= len(self):
-                self._number, self._epoch = 0, self._epoch + 1
-                return
-            self._number += self._workers
-            yield number, self._epoch
+    def advance(self) -> tuple[int, int] | None:
+        """Move to the next batch; return the arguments of at() for it, None at the end of an epoch."""
+        follow = self._order.follow
+        if follow is not None and time.monotonic() - self._read_at >= follow:
+            self.refresh()
+        number = (self._number + self._worker) * self._world_size + self._rank
+        if not self._order.replacement and number >= len(self):
+            self._number, self._epoch = 0, self._epoch + 1
+            return None
+        self._number += self._workers
+        return number, self._epoch
 
     def next_positions(self, count: int) -> list[tuple[int, int]]:
         """Return the positions of the next batches of the epoch, at most `count`, and stay at this one."""
         here = self._number, self._epoch
-        found = list(islice(self.positions(), count))
+        found = list(islice(iter(self.advance, None), count))
         self._number, self._epoch = here
         return found
 

@@ -217,9 +217,11 @@ class Windows(Items):
         whole = bool((counts == length).all())
 
         def gathered(array: Any, starts: Array, extra: int) -> Any:
-            if whole and isinstance(array, np.ndarray):
+            if not whole:
+                return _padded(array, starts, counts + extra, length + extra)
+            if isinstance(array, np.ndarray):
                 return self._view(array, length + extra)[starts]
-            return _padded(array, starts, counts + extra, length + extra)
+            return array.take(starts[:, None] + np.arange(length + extra))
 
         def steps(array: Any) -> Any:
             return gathered(array, at, 0)
@@ -269,7 +271,7 @@ def _padded(array: Any, starts: Array, counts: Array, length: int) -> Any:
     padding = steps >= counts[:, None]
     index = starts[:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)
     if not isinstance(array, np.ndarray):  # on a device
-        return array.take(index, padding=padding if padding.any() else None)
+        return array.take(index, padding=padding)
     gathered = array[index] if len(array) else np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
     gathered[padding] = None if array.dtype == object else np.zeros((), array.dtype)
     return gathered

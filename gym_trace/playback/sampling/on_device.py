@@ -78,7 +78,7 @@ def sent(tree: Any, device: torch.device) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.device == device:
             return leaf
         is_pageable = device.type == "cuda" and leaf.device == _CPU and not leaf.is_pinned()
-        return (leaf.pin_memory() if is_pageable else leaf).to(device, non_blocking=True)
+        return (leaf.pin_memory() if is_pageable else leaf).to(device, non_blocking=device.type == "cuda")
 
     return mapped(moved, tree)
 
@@ -90,7 +90,7 @@ def _packed(arrays: list[Array], device: torch.device) -> list[torch.Tensor]:
     parts = [slice(begin, begin + array.nbytes) for begin, array in zip(begins, arrays)]
     for part, array in zip(parts, arrays):
         host.numpy()[part].view(array.dtype).reshape(array.shape)[...] = array
-    there = host.to(device, non_blocking=True)
+    there = host.to(device, non_blocking=device.type == "cuda")
     return [there[part].view(_tensor(array).dtype).view(array.shape) for part, array in zip(parts, arrays)]
 
 
@@ -112,7 +112,7 @@ def _type_of(dtype: np.dtype[Any]) -> torch.dtype | None:
         return None
 
 
-def available(device: Any, option: str, advice: str = 'pass "cpu", or a device that is') -> torch.device:
+def available(device: Any, option: str, advice: str = 'pass "cpu", or another device') -> torch.device:
     """Return a device with its number. Raises InvalidOption if it is missing."""
     try:
         return torch.empty(0, device=device).device

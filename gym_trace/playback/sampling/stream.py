@@ -11,7 +11,7 @@ its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -161,16 +161,15 @@ class Stream(Batches):
     def __len__(self) -> int:
         return self._epoch_of(self._epoch).batches
 
-    def positions(self) -> Iterator[tuple[int, int]]:
-        while True:
-            number = self._number + self._worker
-            while number >= (batches := len(self)):
-                self._number, self._epoch, number = self._number - batches, self._epoch + 1, number - batches
-                if not self._order.replacement or not batches:
-                    self._number = 0
-                    return
-            self._number += self._workers
-            yield number, self._epoch
+    def advance(self) -> tuple[int, int] | None:
+        number = self._number + self._worker
+        while number >= (batches := len(self)):
+            self._number, self._epoch, number = self._number - batches, self._epoch + 1, number - batches
+            if not self._order.replacement or not batches:
+                self._number = 0
+                return None
+        self._number += self._workers
+        return number, self._epoch
 
     def at(self, number: int, epoch: int = 0) -> Batch:
         order = self._epoch_of(epoch)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -595,6 +596,12 @@ def test_invalid_goals_raise(trace: Trace) -> None:
         Hindsight("past", reached)
 
 
+def test_goals_need_rows_in_memory(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [6], Reaching())
+    with pytest.raises(InvalidOption, match="goals: cache='cuda' does not support them"):
+        open_trace(tmp_path).transitions(4, goals=Hindsight("future", reached), cache="cuda")
+
+
 def test_following_takes_in_new_steps_and_drops_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path)
     lengths: list[int] = []
@@ -675,3 +682,20 @@ def test_a_stretch_is_found_for_any_lengths() -> None:
 def test_a_stream_has_no_items_by_number(trace: Trace) -> None:
     with pytest.raises(ValueError, match='pass cache="disk"'):
         trace.windows(2, cache=None).take(np.arange(2))
+
+
+def test_a_pickled_copy_of_batches_has_no_rows(trace: Trace) -> None:
+    batches = trace.windows(2, cache="memory")
+    before = len(pickle.dumps(batches))
+    next(batches)
+    assert len(pickle.dumps(batches)) <= before
+    assert batches._items is not None
+
+
+def test_rows_on_a_device_need_pytorch(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "gym_trace.playback.sampling.on_device", raising=False)
+    with pytest.raises(InvalidOption, match=r"^cache='cuda': rows on a device need PyTorch .*pip install torch; pass"):
+        trace.windows(2, cache="cuda")
+    with pytest.raises(InvalidOption, match='follow: needs cache="auto" or "memory"'):
+        trace.windows(2, cache="cuda", follow=1)
