@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from gym_trace.format.batch_writer import BatchWriter, copy_batch
 from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Workspace
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
+from gym_trace.format.encoding_threads import EncodingThreads, Job
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.manifest import FAILED, SUFFIX, created, line
 from gym_trace.storage.protocol import Appender, Storage
@@ -29,7 +32,18 @@ BATCH_SECONDS = 600.0
 BATCH_FRAGMENTS = 200_000  # bounds the index, which stays in memory until the batch is sealed
 
 
+EncodedColumn = tuple[ColumnDescriptor, Sequence[Buffer]]  # with its bytes in pieces
 RowsOrEncoded = Array | list[bytes] | tuple[ColumnDescriptor, Buffer]
+_Encode = Callable[[Workspace], EncodedColumn]
+
+
+class _EncodingChunk(NamedTuple):
+    """Arguments of BatchWriter.write_chunk(), of a chunk whose columns may still be encoded."""
+
+    fragments: Array
+    columns: Job[list[EncodedColumn]]
+    slab: tuple[int, bool] | None
+    pending: Sequence[Any]
 
 
 class BatchFiles:
@@ -39,13 +53,25 @@ class BatchFiles:
     """
 
     def __init__(
-        self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool, manifest: Appender | None = None
+        self,
+        storage: Storage,
+        schema: dict[str, Any],
+        level: int,
+        fsync: bool,
+        manifest: Appender | None = None,
+        threads: int = 0,
     ):
-        """manifest: reopened manifest of a dead writer; see resume()."""
+        """Create the manifest.
+
+        Args:
+            manifest: reopened manifest of a dead writer; see resume().
+            threads: number of threads that may encode the chunks of a large slab, beside the caller's.
+        """
         self.writer: str = schema["writer"]
         self._storage = storage
         self._schema = schema
-        self._workspace = Workspace(level)
+        self._threads = EncodingThreads(level, threads)
+        self._encoding: deque[_EncodingChunk] = deque()  # chunks of a slab that are not appended yet
         self._fsync = fsync
         self._encoders: dict[ColumnPath, ColumnEncoder] = {}
         self._fed: dict[ColumnPath, None] = {}
@@ -103,21 +129,35 @@ class BatchFiles:
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
             self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
-        encoded: list[tuple[ColumnDescriptor, Sequence[Buffer]]] = [self._encoders[path].finish() for path in self._fed]
+        fed = [self._encoders[path].finish() for path in self._fed]
         self._fed.clear()
-        encoded += [self._encoded(path, rows) for path, rows in columns.items()]
-        self._write(fragments, encoded, slab, pending)
+        small = [self._prepared(path, rows) for path, rows in columns.items()]
+        self._write(fragments, [*(partial(_as_it_is, column) for column in fed), *small], slab, pending)
 
     def _write(
         self,
         fragments: Array,
-        columns: list[tuple[ColumnDescriptor, Sequence[Buffer]]],
+        columns: list[_Encode],
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
     ) -> None:
-        columns = [self._encoded(("fragments",), fragments), *columns]
-        self._batch_with_space(fragments).write_chunk(fragments, columns, slab, pending)
-        self._wrote(fragments)
+        columns = [self._prepared(("fragments",), fragments), *columns]
+        has_more = slab is not None and slab[1]
+        job = Job(lambda workspace: [encode(workspace) for encode in columns])
+        if has_more:
+            self._threads.submit(job)
+        self._encoding.append(_EncodingChunk(fragments, job, slab, pending))
+        self._append_chunks(2 * self._threads.count if has_more else 0)
+
+    def _append_chunks(self, most: int = 0) -> None:
+        """Append chunks in order until `most` are left, which bounds the memory; if none is left, end the threads."""
+        while len(self._encoding) > most:
+            fragments, job, slab, pending = self._encoding.popleft()
+            columns = job.result(self._threads.workspace)
+            self._batch_with_space(fragments).write_chunk(fragments, columns, slab, pending)
+            self._wrote(fragments)
+        if not most:
+            self._threads.stop()
 
     def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
         """Append a chunk of another batch as stored. fragments: fragment table of the chunk."""
@@ -172,6 +212,7 @@ class BatchFiles:
         return self._batch
 
     def seal_if_due(self) -> None:
+        self._append_chunks()
         batch = self._batch
         if batch is not None and (
             batch.size >= self.batch_bytes
@@ -184,7 +225,7 @@ class BatchFiles:
         batch = self._batch
         if batch is None:
             return
-        batch.seal(self._workspace)
+        batch.seal(self._threads)
         if self._reserve is not None:
             self._reserve.take()
         self._batch = None
@@ -226,6 +267,8 @@ class BatchFiles:
 
     def detach(self) -> None:
         """Close all files without sealing the batch. Never raises OSError: unwritten data is lost."""
+        self._encoding.clear()
+        self._threads.stop()
         self._detach_batch()
         if self._reserve is not None:
             self._reserve.release()
@@ -238,15 +281,24 @@ class BatchFiles:
             with contextlib.suppress(OSError):
                 batch.detach()
 
-    def _encoded(self, path: ColumnPath, rows: RowsOrEncoded) -> tuple[ColumnDescriptor, Sequence[Buffer]]:
+    def _prepared(self, path: ColumnPath, rows: RowsOrEncoded) -> _Encode:
+        """Return the function that encodes a column, in any thread."""
         if isinstance(rows, tuple):
-            column, blob = rows
-        else:
-            encoder = self._encoder(path)
-            column, blob = encoder.encode_values(rows) if isinstance(rows, list) else encoder.encode(rows)
-        return column, [blob]
+            return partial(_as_it_is, (rows[0], [rows[1]]))
+        return partial(_in_one_piece, self._encoder(path).prepared(rows))
 
     def _encoder(self, path: ColumnPath) -> ColumnEncoder:
         if path not in self._encoders:
-            self._encoders[path] = ColumnEncoder(path, self._workspace)
+            self._encoders[path] = ColumnEncoder(path, self._threads.workspace)
         return self._encoders[path]
+
+
+def _as_it_is(column: EncodedColumn, workspace: Workspace) -> EncodedColumn:
+    return column
+
+
+def _in_one_piece(
+    encode: Callable[[Workspace], tuple[ColumnDescriptor, Buffer]], workspace: Workspace
+) -> EncodedColumn:
+    column, blob = encode(workspace)
+    return column, [blob]

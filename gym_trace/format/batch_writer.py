@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,20 @@ from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
 from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Path, Workspace
+from gym_trace.format.encoding_threads import EncodingThreads
 from gym_trace.format.kernels import crc32
-from gym_trace.format.parity import HealedReader, parity_of, parity_record, record_for, shape_for, stored_parity
+from gym_trace.format.parity import (
+    HealedReader,
+    ParityPart,
+    Shape,
+    joined_parity,
+    parity_of,
+    parity_part,
+    parity_record,
+    record_for,
+    shape_for,
+    stored_parity,
+)
 from gym_trace.storage.protocol import Storage
 from gym_trace.storage.staging import staged_file
 
@@ -181,25 +194,30 @@ class BatchWriter:
         self.fragments += len(fragments)
         add_totals(self._totals, columns)
 
-    def seal(self, workspace: Workspace) -> None:
+    def seal(self, threads: EncodingThreads) -> None:
         """Write index and footer, sync the file, and rename it to its final name."""
         tables = {
             ("fragments",): wire.join_fragments(self._fragments),
             ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
         }
-        columns = [ColumnEncoder(path, workspace).encode(table) for path, table in tables.items()]
+        columns = [ColumnEncoder(path, threads.workspace).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
         metadata = _metadata([column for column, _ in columns], self._slab, self._pending, totals=totals)
         index_offset = self.size
         self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
         shape = shape_for(self.size)
-        with self._storage.open(self.name + PART) as file:
-            self._append([parity_record(shape, parity_of(file, shape), index_offset, self._sequence, self._file_id)])
+        parts = threads.map([partial(self._parity_part, shape, groups) for groups in shape.divided(threads.count + 1)])
+        parity = joined_parity(parts, shape)
+        self._append([parity_record(shape, parity, index_offset, self._sequence, self._file_id)])
         self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id, shape)])
         self._file.sync()
         self._file.close()
         self._storage.rename(self.name + PART, self.name)
         self._storage.sync()
+
+    def _parity_part(self, shape: Shape, groups: range, workspace: Workspace) -> ParityPart:
+        with self._storage.open(self.name + PART) as file:  # its own: readers are not thread-safe
+            return parity_part(file, shape, groups)
 
     def sync(self) -> None:
         """Sync to disk: on return, all written data survives a power loss."""

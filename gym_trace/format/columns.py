@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -269,7 +269,7 @@ def _is_large(row_size: int) -> bool:
 
 
 class Workspace:
-    """Compressors shared by column encoders that run in turn."""
+    """Compressors shared by column encoders that run in turn, in one thread."""
 
     def __init__(self, level: int):
         self.level = level or 3  # zstd takes 0 as 3
@@ -343,24 +343,40 @@ class ColumnEncoder:
 
     def encode(self, rows: Array) -> tuple[ColumnDescriptor, bytes]:
         """Encode a column. rows: C-contiguous, (rows, *row shape), of a plain little-endian or void dtype."""
-        if is_large(rows):
-            self.feed(rows)
-            column, pieces = self.finish()
-            return column, b"".join(pieces)
-        flat = transforms.as_bytes(rows)
-        constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
-        encoding, compress = PLAIN, self._workspace.compress
-        if constant:
-            flat = flat[:1]
-        else:
-            encoding, _ = self._choice(rows, flat.shape[1])
-            compress = self._workspace.for_small_rows[self._choices[False].compressor]
-        blob, bits = _squeezed(_encoded(flat, encoding, rows.dtype.itemsize), flat, encoding.bits, compress)
-        dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
-        return self._column(dtype, rows.shape[1:], len(rows), bits | CONSTANT * constant, flat.size, [blob]), blob
+        return self.prepared(rows)(self._workspace)
 
     def encode_values(self, packed: list[bytes]) -> tuple[ColumnDescriptor, bytes]:
         """Encode a msgpack column. packed: one MessagePack value per row."""
+        return self.prepared(packed)(self._workspace)
+
+    def prepared(self, rows: Array | list[bytes]) -> Callable[[Workspace], tuple[ColumnDescriptor, bytes]]:
+        """Choose how to encode a column; return the function that does it, in any thread, with its Workspace.
+
+        rows: see encode() and encode_values(). Do not modify them until they are encoded.
+        """
+        if isinstance(rows, list):
+            return partial(self._encode_values, rows)
+        if is_large(rows):
+            self.feed(rows)
+            column, pieces = self.finish()
+            return lambda workspace: (column, b"".join(pieces))
+        flat = transforms.as_bytes(rows)
+        if len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat):
+            return partial(self._encode, rows, flat[:1], PLAIN, 0)
+        encoding, _ = self._choice(rows, flat.shape[1])
+        return partial(self._encode, rows, flat, encoding, self._choices[False].compressor)
+
+    def _encode(
+        self, rows: Array, flat: Array, encoding: Encoding, compressor: int, workspace: Workspace
+    ) -> tuple[ColumnDescriptor, bytes]:
+        """Encode small rows. flat: their bytes, or those of the first row if all are equal."""
+        compress, encoded = workspace.for_small_rows[compressor], _encoded(flat, encoding, rows.dtype.itemsize)
+        blob, bits = _squeezed(encoded, flat, encoding.bits, compress)
+        dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
+        bits |= CONSTANT * (len(flat) < len(rows))
+        return self._column(dtype, rows.shape[1:], len(rows), bits, flat.size, [blob]), blob
+
+    def _encode_values(self, packed: list[bytes], workspace: Workspace) -> tuple[ColumnDescriptor, bytes]:
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
         if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
             raw = packed[0]
@@ -371,7 +387,7 @@ class ColumnEncoder:
             raise UnstorableValue(
                 f"{'/'.join(map(str, self._path))}: {len(raw)} bytes in one chunk; the limit is {wire.MAX_VALUES}"
             )
-        blob, bits = _squeezed(raw, raw, PLAIN.bits, self._workspace.compress)
+        blob, bits = _squeezed(raw, raw, PLAIN.bits, workspace.compress)
         return self._column(MSGPACK, (), len(packed), bits | CONSTANT * constant, len(raw), [blob]), blob
 
     def _column(

@@ -8,8 +8,9 @@ and so can any one damaged stretch of up to Shape.stretch bytes. Checksums of th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ _SMALLEST_CHOSEN = 256  # bytes; writers choose no smaller block
 CHECKSUM = np.dtype("<u4")
 _MOST_BLOCKS = 1 << 22
 _PIECE_BYTES = 128 << 10  # limit of a piece, which stays in the processor's cache between its passes
+_LEAST_SHARE = 4 << 20  # bytes of a batch per thread that computes its parity
 _SEARCHED = 64 << 10  # bytes at the end of a batch that are searched for its parity record
 DIGEST = 16  # bytes of the digest of a group
 _MOST_DIGESTS = 4000  # groups; with more, the metadata of the record would exceed _SEARCHED
@@ -66,6 +68,12 @@ class Shape(NamedTuple):
     def stretch(self) -> int:
         """Length of the longest damaged stretch that can be restored wherever it begins."""
         return (self.groups - 1) * self.block + 1
+
+    def divided(self, most: int) -> list[range]:
+        """Divide the groups among up to `most` threads, if the batch is large."""
+        count = max(1, min(most, self.groups, self.covered // _LEAST_SHARE))
+        bounds = [self.groups * i // count for i in range(count + 1)]
+        return [range(begin, end) for begin, end in pairwise(bounds)]
 
     def is_plausible(self, size: int) -> bool:
         """Return True if a batch of this size can have parity of this shape. The numbers are untrusted."""
@@ -107,18 +115,46 @@ class Parity(NamedTuple):
         return self.digests[group * DIGEST : (group + 1) * DIGEST]
 
 
+class ParityPart(NamedTuple):
+    """Parity of some groups of a batch; see Parity.
+
+    Attributes:
+        blocks: not rotated.
+        checksums: shape (stripes, groups); 0 after the end of the data.
+    """
+
+    blocks: Array
+    checksums: Array
+    digests: bytes
+
+
 def parity_of(file: Reader, shape: Shape) -> Parity:
     """Compute the parity of the first shape.covered bytes of a file. Raises CorruptTrace if it is too short."""
-    total, checksums = np.zeros(shape.stripe, np.uint8), list[int]()
-    digests = [blake2b(digest_size=DIGEST) for _ in range(shape.groups if shape.groups <= _MOST_DIGESTS else 0)]
-    for begin, piece in _pieces(file, shape):
+    return joined_parity([parity_part(file, shape, range(shape.groups))], shape)
+
+
+def parity_part(file: Reader, shape: Shape, groups: range) -> ParityPart:
+    """Compute the parity of consecutive groups. Raises CorruptTrace like parity_of()."""
+    total = np.zeros(len(groups) * shape.block, np.uint8)
+    checksums = np.zeros((-(-shape.covered // shape.stripe), len(groups)), CHECKSUM)
+    digests = [blake2b(digest_size=DIGEST) for _ in (groups if shape.groups <= _MOST_DIGESTS else ())]
+    for stripe, begin, piece in _pieces(file, shape, groups):
         _xor(total[begin:], piece)
+        first = begin // shape.block
         blocks = [piece.data[at : at + shape.block] for at in range(0, len(piece), shape.block)]
-        checksums += map(crc32, blocks)
-        for digest, block in zip(digests[begin // shape.block :], blocks):
+        checksums[stripe, first : first + len(blocks)] = list(map(crc32, blocks))
+        for digest, block in zip(digests[first:], blocks):
             digest.update(block)
-    joined = b"".join(digest.digest() for digest in digests)
-    return Parity(np.roll(total, -shape.rotation), np.array(checksums, CHECKSUM), joined)
+    return ParityPart(total, checksums, b"".join(digest.digest() for digest in digests))
+
+
+def joined_parity(parts: Sequence[ParityPart], shape: Shape) -> Parity:
+    """Join the parity of all groups, in order."""
+    blocks, checksums = (
+        np.concatenate(arrays, axis=-1) for arrays in ([p.blocks for p in parts], [p.checksums for p in parts])
+    )
+    digests = b"".join(part.digests for part in parts)
+    return Parity(np.roll(blocks, -shape.rotation), checksums.reshape(-1)[: shape.blocks], digests)
 
 
 def group_digest(file: Reader, shape: Shape, group: int) -> bytes:
@@ -280,16 +316,17 @@ class HealedReader:
         self._file.__exit__(None, None, None)
 
 
-def _pieces(file: Reader, shape: Shape) -> Iterator[tuple[int, Array]]:
-    """Yield the data in pieces of whole blocks, each with its offset in its stripe. All pieces share one array."""
-    buffer = np.empty(min(shape.stripe, _PIECE_BYTES // shape.block * shape.block), np.uint8)
-    for offset in range(0, shape.covered, shape.stripe):
-        length = min(shape.stripe, shape.covered - offset)
-        for begin in range(0, length, len(buffer)):
-            wanted = buffer[: min(len(buffer), length - begin)]
-            if file.read_into(offset + begin, wanted.data) != len(wanted):
+def _pieces(file: Reader, shape: Shape, groups: range) -> Iterator[tuple[int, int, Array]]:
+    """Yield the data of groups in pieces of whole blocks: stripe, offset in its groups, bytes. All share one array."""
+    first, end = groups.start * shape.block, groups.stop * shape.block
+    buffer = np.empty(min(end - first, _PIECE_BYTES // shape.block * shape.block), np.uint8)
+    for stripe, offset in enumerate(range(0, shape.covered, shape.stripe)):
+        last = min(offset + end, shape.covered)
+        for begin in range(offset + first, last, len(buffer)):
+            wanted = buffer[: min(len(buffer), last - begin)]
+            if file.read_into(begin, wanted.data) != len(wanted):
                 raise CorruptTrace("shorter than its parity declares")
-            yield begin, wanted
+            yield stripe, begin - offset - first, wanted
 
 
 def _xor(total: Array, stripe: Array) -> None:

@@ -93,7 +93,11 @@ class SlabWriter:
         thread = self._thread
         if thread is not None and thread.is_serving:
             self._jobs.put(None)
-            if thread is threading.current_thread():  # garbage collection may close a recorder in this thread
+            current = threading.current_thread()
+            if thread in (
+                current,
+                getattr(current, "starter", None),
+            ):  # garbage collection may close a recorder in them
                 return
             while thread.is_serving:
                 self._rest(thread)

@@ -35,6 +35,7 @@ from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
+_MOST_ENCODERS = 8
 _log = logging.getLogger("gym_trace")
 Result = TypeVar("Result")
 
@@ -59,6 +60,15 @@ class Phase(Enum):
 
 
 _RECORDING, _CLOSED = Phase.RECORDING, Phase.CLOSED  # attributes of an Enum are slow before Python 3.12
+
+
+def encoders() -> int:
+    """Return the number of threads that encode a slab: half of the cores, as the environment needs the others."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        cores = os.cpu_count() or 1
+    return max(1, min(_MOST_ENCODERS, cores // 2))
 
 
 class Slabs(Protocol):
@@ -171,7 +181,7 @@ class Recorder:
         options = self._options
         arguments = self._storage, self._schema, options.level, options.fsync
         if options.keep_bytes is None:
-            files = BatchFiles(*arguments)
+            files = BatchFiles(*arguments, threads=encoders() - 1)
         else:
             files = NewestBatches(*arguments, options.keep_bytes, options.keep_if)
         files.reserve()

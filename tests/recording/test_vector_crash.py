@@ -87,14 +87,14 @@ import os, signal, sys
 sys.path.insert(0, {HELPERS!r})
 from numbered_lanes import *
 from scripted_env import CountingEnv
-from gym_trace.format.batch_files import BatchFiles
+from gym_trace.format.batch_writer import BatchWriter
 from gym_trace.recording.vector import slabs
 from gym_trace.format.ring import chunk_builder
 
 directory, left = sys.argv[1], int(sys.argv[2])
 chunk_builder._SMALL_GROUP = 1
 slabs._LEAST_BYTES = slabs._MOST_BYTES = 1200
-write = BatchFiles.write
+write = BatchWriter.write_chunk
 
 def write_or_die(*chunk):
     global left
@@ -103,7 +103,7 @@ def write_or_die(*chunk):
         os.kill(os.getpid(), signal.SIGKILL)
     write(*chunk)
 
-BatchFiles.write = write_or_die
+BatchWriter.write_chunk = write_or_die
 makers = [lambda length=length: CountingEnv(length) for length in (3, 4, 50)]
 env = vector.SyncVectorEnv(makers, autoreset_mode=SAME_STEP)
 env = TraceRecordingVectorWrapper(env, directory, uid="w", flush_seconds=1000.0)
