@@ -132,6 +132,7 @@ class Recorder:
         needs_attention: True if failures and complaints must be checked before the next step.
         thread: the thread that records.
         is_in_use: True while a method that uses the recorder is being executed.
+        catch_up: records the steps whose rows are on their way from a device.
     """
 
     slabs: Slabs
@@ -147,6 +148,7 @@ class Recorder:
         self._storage, self._schema, self._options, self._summary = storage, schema, options, summary
         self._owner: weakref.ref[object] | None = None
         self.phase = Phase.RECORDING
+        self.catch_up: Callable[[], None] = _nothing
 
     def attach(self, slabs: Slabs, episodes: Episodes, lazy: bool) -> None:
         """Begin to record with these collaborators. lazy: True to create no files before the first reset."""
@@ -268,6 +270,7 @@ class Recorder:
         if self.ring is not None and not self.failed:
             self.is_in_use = True
             try:
+                self.catch_up()
                 self.slabs.switch_slab()
                 self.out.wait()
             finally:
@@ -289,6 +292,10 @@ class Recorder:
         """Save everything, seal the batch, end the thread. Raises RecordingError if steps could not be saved."""
         if self.phase is Phase.CLOSED or self._pid != os.getpid():
             return
+        try:
+            self.catch_up()
+        except RecordingError:
+            self._complained.discard("failure")  # raised again when all is closed
         self.phase = Phase.CLOSING
         if not self.out.is_finished:
             self.episodes.end(Outcome.CLOSED)
@@ -437,6 +444,10 @@ class Recorder:
             self.episodes.take_over()
         self._save_when_owner_goes()
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears the finalizers in a child
+
+
+def _nothing() -> None:
+    pass
 
 
 def using_recorder(method: Callable[..., Result]) -> Callable[..., Result]:

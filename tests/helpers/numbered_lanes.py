@@ -14,6 +14,7 @@ from scripted_env import bits, row_bits
 
 from gym_trace import check_trace, open_trace
 from gym_trace.data.packing import pack
+from gym_trace.data.trees import mapped
 from gym_trace.errors import TraceError
 
 if not hasattr(vector, "AutoresetMode"):
@@ -194,6 +195,26 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.size > 1000:
         return value.shape, value.tobytes()
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def as_arrays_of(tree: Any, convert: Callable[[Any], Any]) -> Any:
+    """Convert the arrays of a tree that are not NumPy's."""
+    return mapped(lambda leaf: leaf if isinstance(leaf, np.ndarray) else convert(leaf), tree)
+
+
+def run_lanes(env: Any, convert: Callable[[Any], Any], on_host: Callable[[Any], Any]) -> Any:
+    """Record batched actions with annotations; return the trace. convert, on_host: to tensors of the env, and back."""
+    env.reset(seed=11)
+    for time, actions in enumerate(batched_actions(env, STEPS)):
+        env.annotate(value=convert(np.arange(COUNT) + time / 4), plain=np.arange(COUNT))
+        *_, terminations, truncations, _ = env.step(convert(actions))
+        over = on_host(terminations) | on_host(truncations)
+        if env.metadata["autoreset_mode"] == DISABLED and over.any():
+            env.reset(options={"reset_mask": over})
+        if time == 9:
+            env.flush()
+    env.close()
+    return open_trace(env.directory)
 
 
 ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")

@@ -140,6 +140,11 @@ def odd_lane_run(seed: int) -> None:
         both.do("record_action", tree_value_for(random, both.trees[1]) if odd else usual(random, both.trees[1]))
         odd = random.random() < 0.2
         observations = tree_value_for(random, both.trees[0]) if odd else usual(random, both.trees[0])
+        if random.random() < 0.3:
+            times = time.time_ns(), time.monotonic_ns()
+            odd = random.random() < 0.2
+            actions = tree_value_for(random, both.trees[1]) if odd else usual(random, both.trees[1])
+            both.do("record_step", actions, observations, *rewards_and_flags(random, both), *times)
         both.do("record_result", observations, *rewards_and_flags(random, both))
 
 

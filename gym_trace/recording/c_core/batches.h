@@ -34,7 +34,20 @@ static npy_intp bytes_in_a_row(PyArrayObject *column, PyArrayObject *batch)
     return bytes;
 }
 
-/* Copies a matrix that is not C-contiguous, several times as fast as NumPy. */
+/* Returns 1 if the elements of each row of a batch are adjacent and in order. */
+static int has_whole_rows(PyArrayObject *batch)
+{
+    npy_intp bytes = PyArray_ITEMSIZE(batch);
+    for (int i = PyArray_NDIM(batch) - 1; i > 0; i--) {
+        if (PyArray_STRIDE(batch, i) != bytes && PyArray_DIM(batch, i) != 1) {
+            return 0;
+        }
+        bytes *= PyArray_DIM(batch, i);
+    }
+    return 1;
+}
+
+/* Copies a matrix whose rows have gaps, several times as fast as NumPy. */
 static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp stride, PyArrayObject *batch,
                                                              const int width)
 {
@@ -52,23 +65,23 @@ static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp 
 static int put_batch(PyArrayObject *column, npy_intp item, PyArrayObject *batch)
 {
     npy_intp bytes = bytes_in_a_row(column, batch), width = PyArray_ITEMSIZE(batch);
-    int is_matrix = PyArray_NDIM(batch) == 2 && (width == 4 || width == 8);
-    if (!bytes || !(PyArray_IS_C_CONTIGUOUS(batch) || is_matrix) || PyArray_NBYTES(batch) > MOST_COPIED) {
+    int is_matrix = PyArray_NDIM(batch) == 2 && (width == 4 || width == 8), is_whole = has_whole_rows(batch);
+    if (!bytes || !(is_whole || is_matrix) || PyArray_NBYTES(batch) > MOST_COPIED) {
         return PySequence_SetItem((PyObject *)column, item, (PyObject *)batch);
     }
     char *to = PyArray_BYTES(column) + item * PyArray_STRIDE(column, 0);
     const char *from = PyArray_BYTES(batch);
-    npy_intp count = PyArray_DIM(batch, 0), stride = PyArray_STRIDE(column, 1);
-    if (!PyArray_IS_C_CONTIGUOUS(batch)) {
+    npy_intp count = PyArray_DIM(batch, 0), stride = PyArray_STRIDE(column, 1), down = PyArray_STRIDE(batch, 0);
+    if (!is_whole) {
         width == 4 ? put_matrix(to, stride, batch, 4) : put_matrix(to, stride, batch, 8);
         return 0;
     }
-    if (stride == bytes) {
+    if (stride == bytes && (down == bytes || count == 1)) {
         memmove(to, from, (size_t)(bytes * count));
         return 0;
     }
     for (npy_intp i = 0; i < count; i++) {
-        memcpy(to + i * stride, from + i * bytes, (size_t)bytes);
+        memcpy(to + i * stride, from + i * down, (size_t)bytes);
     }
     return 0;
 }

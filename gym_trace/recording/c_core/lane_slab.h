@@ -233,6 +233,45 @@ static PyObject *lane_record_result(LaneSlab *self, PyObject *const *args, Py_ss
 }
 
 /* append(kind, payload, column, a, c, d) */
+/* record_step(actions, observations, rewards, terminations, truncations, utc, monotonic) */
+static PyObject *lane_record_step(LaneSlab *self, PyObject *const *args, Py_ssize_t given)
+{
+    PyObject *acted[MOST_BATCHES], *batches[MOST_BATCHES], *actions = self->actions, *results = self->results;
+    if (given != 7) {
+        PyErr_SetString(PyExc_TypeError, "record_step() takes actions, four results, two times");
+        return NULL;
+    }
+    LogEntry asked = {.kind = LOG_ACTIONS}, entry = {.kind = LOG_STEP, .column = self->code};
+    entry.c = PyLong_AsLongLong(args[5]);
+    entry.d = PyLong_AsLongLong(args[6]);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (self->is_waiting || self->position > self->last || actions == NULL || results == NULL || !lane_has_room(self) ||
+        self->position + 3 * ENTRY > self->end) {
+        Py_RETURN_FALSE;
+    }
+    int count = leaves_of(&self->action, args[0], acted), more = leaves_of(&self->observation, args[1], batches);
+    if (count < 0 || more < 0) {
+        Py_RETURN_FALSE;
+    }
+    memcpy(batches + more, args + 2, 3 * sizeof(PyObject *));
+    npy_intp item = (npy_intp)self->steps;
+    Py_INCREF(actions); /* while NumPy copies, another thread may run */
+    Py_INCREF(results);
+    int done = put_batches(actions, item, acted, count);
+    done = done > 0 ? put_batches(results, item, batches, more + 3) : done;
+    for (int i = more + 1; done > 0 && self->same_step && i < more + 3; i++) { /* see record_result() */
+        done = !is_any_set((PyArrayObject *)PyTuple_GET_ITEM(results, i), item);
+    }
+    Py_DECREF(actions);
+    Py_DECREF(results);
+    if (done > 0) {
+        done = lane_append_entry(self, &asked, "", 0) < 0 || lane_append_entry(self, &entry, "", 0) < 0 ? -1 : 1;
+    }
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
 static PyObject *lane_append(LaneSlab *self, PyObject *args, PyObject *names)
 {
     static char *words[] = {"kind", "payload", "column", "a", "c", "d", NULL};
@@ -269,6 +308,7 @@ static PyMethodDef lane_methods[] = {
     {"enable_fast_path", (PyCFunction)lane_enable_fast_path, METH_O, NULL},
     {"record_action", (PyCFunction)lane_record_action, METH_O, NULL},
     {"record_result", (PyCFunction)(void (*)(void))lane_record_result, METH_FASTCALL, NULL},
+    {"record_step", (PyCFunction)(void (*)(void))lane_record_step, METH_FASTCALL, NULL},
     {"append", (PyCFunction)(void (*)(void))lane_append, METH_VARARGS | METH_KEYWORDS, NULL},
     {"left", (PyCFunction)lane_left, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -11,12 +11,12 @@ from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.data.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
-from gym_trace.data.tensors import plain_array
+from gym_trace.data.tensors import is_on_device, plain_array
 from gym_trace.data.values import Array
 from gym_trace.errors import raise_if_of_signal
 from gym_trace.format.ring.segment import ColumnRows
 from gym_trace.recording.recorder import Recorder
-from gym_trace.recording.vector.lanes import Lanes, is_on_device, taken_rows
+from gym_trace.recording.vector.lanes import Lanes, taken_rows
 
 
 class BatchPacker:

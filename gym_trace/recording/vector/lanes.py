@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.data.tensors import plain_array
+from gym_trace.data.tensors import PYTORCH, is_on_device, library_of, plain_array
 from gym_trace.data.trees import mapped
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, raise_if_of_signal
-
-_HOST = 1  # kDLCPU of DLPack
 
 
 class Lanes:
@@ -51,15 +49,23 @@ class Lanes:
         """Return the recorded lanes' rows of an array or list with a row for each lane. Raises LookupError."""
         return batch if self.numbers is None else taken_rows(batch, self.numbers, self.count, self._indices)
 
+    def host_rows(self, batch: Any) -> Any:
+        """Return the recorded lanes' rows, of an array or tensor as an array of NumPy. Raises any error."""
+        rows = self.rows(batch)
+        return plain_array(rows) if library_of(type(rows)) else rows
+
     def tree(self, batch: Any) -> Any:
-        """Return the recorded lanes' rows of an array, or of a dict or tuple of arrays; None if that is impossible."""
-        if self.numbers is None:
-            return batch
+        """Return the recorded lanes' rows of a tree of arrays on the host; None if that is impossible."""
         try:
-            return mapped(self.rows, batch) if isinstance(batch, (dict, tuple)) else self.rows(batch)
+            return mapped(self._on_host, batch) if isinstance(batch, (dict, tuple)) else self._on_host(batch)
         except Exception as error:  # user objects may raise anything
             raise_if_of_signal(error)
             return None
+
+    def _on_host(self, batch: Any) -> Any:
+        if type(batch) is not np.ndarray and is_on_device(batch):
+            raise LookupError("it is copied together with other arrays")
+        return self.host_rows(batch)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_indices": {}}
@@ -79,36 +85,24 @@ def taken_rows(batch: Any, rows: Array, count: int, indices: dict[Any, Any] | No
         raise LookupError(f"{found} rows for {count} lanes")
     if type(batch) is np.ndarray:
         return batch.take(rows, 0)  # in half the time of batch[rows]
-    if getattr(batch, "is_cpu", False) is True:  # a tensor of PyTorch: plain_array() takes longer
+    library = library_of(type(batch))
+    if library == PYTORCH and batch.is_cpu:  # plain_array() takes longer
         try:
             return batch.numpy().take(rows, 0)
         except (TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
             batch = batch.detach()
-    if isinstance(batch, (list, tuple)):
-        return [batch[row] for row in rows.tolist()]
-    if is_on_device(batch):
-        return plain_array(_gathered(batch, rows, {} if indices is None else indices))
-    array = plain_array(batch)
+    if library == PYTORCH or is_on_device(batch):
+        return plain_array(_gathered(batch, rows, library, {} if indices is None else indices))
+    array = plain_array(batch) if library or not isinstance(batch, (list, tuple)) else batch
     return array[rows] if isinstance(array, np.ndarray) else [batch[row] for row in rows.tolist()]
 
 
-def is_on_device(value: Any) -> bool:
-    """Return True for an array or tensor, of any library, whose memory is not the host's."""
-    if type(value) is np.ndarray:
-        return False
-    device = getattr(value, "device", None)
-    if hasattr(value, "index_select"):  # a tensor of PyTorch
-        return str(getattr(device, "type", "cpu")) != "cpu"
-    find = getattr(value, "__dlpack_device__", None)
-    return find is not None and int(find()[0]) != _HOST
-
-
-def _gathered(batch: Any, rows: Array, indices: dict[Any, Any]) -> Any:
-    if not hasattr(batch, "index_select"):
+def _gathered(batch: Any, rows: Array, library: str, indices: dict[Any, Any]) -> Any:
+    if library != PYTORCH:
         return batch[rows]
     index = indices.get(batch.device)
     if index is None:
-        index = indices[batch.device] = sys.modules["torch"].as_tensor(rows, device=batch.device)
+        index = indices[batch.device] = batch.new_tensor(rows, dtype=sys.modules["torch"].int64)
     return batch.detach().index_select(0, index)
 
 

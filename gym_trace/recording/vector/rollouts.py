@@ -98,6 +98,7 @@ class RolloutRecorder:
         self.mode, self.lanes = named_mode(autoreset), batch.lanes
         first = [_at(tree, (0, 0)) for tree in (batch.observations, batch.actions)]
         self.steps = make(batch.lanes, self.mode, *first)
+        self.steps.recorder.save_at_exit(self)
         self._is_begun = False  # episodes are open in all lanes
         self._over = np.zeros(batch.lanes, np.bool_)  # DISABLED: lanes whose episode has ended
         self._last: Tree | None = None  # the observations after the last step, if they are known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
 _LEAST_LOG, _INFO = 64 << 10, 64  # min bytes of a log; bytes of the log per info of a lane
 _AHEAD = 2  # slabs that may wait for the thread, which runs while NumPy copies large arrays
 _SLABS = 3  # full slabs, and the one being filled
+_left_to_parents: list[Any] = []  # freeing memory of a device in a forked child may end the child
 
 
 class LaneSlabs:
@@ -53,6 +55,7 @@ class LaneSlabs:
     Attributes:
         slab: the slab being filled.
         state: IDLE, WAITING, or TAKEN_OVER: a copy in which neither a step nor a reset has begun.
+        unrecorded: steps that have returned, while their rows are on their way from a device.
         chunk_bytes, largest_value: see Recorder.
     """
 
@@ -91,6 +94,8 @@ class LaneSlabs:
         self._first_state: LaneState | None = None  # state of the lanes at the start of the slab
         self._next_state: LaneState | None = None  # state of the lanes at the start of the next slab
         self.state = State.IDLE
+        self.unrecorded: deque[Any] = deque()
+        self._earlier_steps = 0  # steps in earlier slabs
         if self.filters is not None:
             self.filters.forget()
 
@@ -166,6 +171,7 @@ class LaneSlabs:
             if pending is not None:
                 writer.record_actions(pending)
             recorder.clock.start(recorder.flush_seconds)
+            self._earlier_steps += self.slab.steps
             self.slab, self._writer, self._first_state = slab, writer, state
 
     def _put(self, put: Callable[[LaneWriter, Any], None], what: Any) -> None:
@@ -190,8 +196,11 @@ class LaneSlabs:
 
     # -- steps and resets ----------------------------------------------------------------------------------------------
 
-    def ready(self) -> bool:
-        """Make room for an event; return False if it would not be recorded. Raises RecordingError, once."""
+    def ready(self, is_next: bool = True) -> bool:
+        """Make room for an event; return False if it would not be recorded. Raises RecordingError, once.
+
+        is_next: False for a step that has returned already; then the fast path stays disabled.
+        """
         recorder = self.recorder
         if recorder.needs_attention:
             recorder.attend()
@@ -211,7 +220,8 @@ class LaneSlabs:
         if recorder.failed:
             recorder.report()
             return False
-        self.slab.enable_fast_path(recorder.clock.due)
+        if is_next:
+            self.slab.enable_fast_path(recorder.clock.due)
         if recorder.needs_attention:  # checked last: another thread may have set it
             self.slab.disable_fast_path()
         return True
@@ -250,6 +260,11 @@ class LaneSlabs:
         return np.empty(self._count, dtype) if buffer is None else buffer
 
     @property
+    def steps(self) -> int:
+        """The number of steps in all slabs so far."""
+        return self._earlier_steps + self.slab.steps
+
+    @property
     def has_steps(self) -> bool:
         return self._writer is not None
 
@@ -268,6 +283,7 @@ class LaneSlabs:
 
     def detach(self) -> None:
         self._writer = None
+        _left_to_parents.append(self.unrecorded)
 
 
 def _demand_room(slab_bytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from gymnasium import Space
 
 from gym_trace.data.layout import layout_of
 from gym_trace.data.packing import pack
-from gym_trace.data.tensors import is_masked, plain_array
+from gym_trace.data.tensors import is_masked, is_on_device, library_of, plain_array
+from gym_trace.data.trees import leaves_of
 from gym_trace.data.values import Array, objects
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
@@ -24,7 +26,8 @@ from gym_trace.format.ring.segment import ColumnRows
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.recorder import Recorder, State, using_recorder
 from gym_trace.recording.vector.batches import BatchPacker, infos_by_lane, last_of
-from gym_trace.recording.vector.lanes import Lanes, is_on_device
+from gym_trace.recording.vector.device_rows import DeviceCopies, FetchedTree
+from gym_trace.recording.vector.lanes import Lanes
 from gym_trace.recording.vector.slabs import LaneSlabs
 
 _FLOAT = np.dtype("<f8")
@@ -44,6 +47,39 @@ class UpcomingReset(NamedTuple):
     monotonic: int
 
 
+class Packers(NamedTuple):
+    """Copy batches with rows of these lanes into rows of the recorded lanes."""
+
+    lanes: Lanes
+    observations: BatchPacker
+    actions: BatchPacker
+
+
+class PackedInfos(NamedTuple):
+    """Infos of the recorded lanes as MessagePack. finals: FINAL_INFO, or None."""
+
+    infos: list[bytes]
+    finals: list[bytes] | None
+
+
+@dataclass
+class ReturnedStep:
+    """A step that has returned, while its rows are on their way from a device.
+
+    Attributes:
+        fetched: actions, or () if they are recorded, and results.
+        annotations: rows of annotations by name; empty for those in fetched.
+        steps: number of recorded steps when its recording began; None before.
+    """
+
+    fetched: FetchedTree
+    annotations: dict[str, ColumnRows]
+    infos: Any
+    utc: int
+    monotonic: int
+    steps: int | None = None
+
+
 class LaneSteps:
     """Records the steps of all lanes, each in two halves: the actions before they are executed, then their results.
 
@@ -52,11 +88,17 @@ class LaneSteps:
     calls neither: the next step or reset finds the actions without a result. A copy is another writer, in which each
     lane begins with its next episode.
 
+    Actions on a device are kept there, and copied to the host together with the results. They are recorded after the
+    step, so after a kill within it they are unknown.
+
     Args:
         spaces: observation space and action space of one lane.
         lanes: the lanes of the environment, and those that are recorded.
         mode: autoreset mode.
         lazy: True to create no files before the first reset.
+        lag: see DeviceCopies; only without filters.
+
+    The owner of the recording calls recorder.save_at_exit(), because the recorder has a reference to this object.
     """
 
     def __init__(
@@ -68,7 +110,9 @@ class LaneSteps:
         lanes: Lanes,
         mode: str,
         lazy: bool = False,
+        lag: int = 0,
     ):
+        self._lag = lag
         self._directory, self._schema, self._options, self._spaces = directory, schema, options, spaces
         self._lanes, self._count, self._mode = lanes, lanes.recorded, mode
         self._filters = options.filters()
@@ -93,10 +137,18 @@ class LaneSteps:
             self._lanes.numbers,
         )
         recorder.attach(self.slabs, self.slabs, lazy)
-        self._observations = BatchPacker(observation, self._spaces[0], self._lanes, recorder)
-        self._actions = BatchPacker(action, self._spaces[1], self._lanes, recorder)
-        self.annotations: dict[str, ColumnRows] = {}  # annotations of the next step
-        recorder.save_at_exit(self)
+        recorder.catch_up = self.catch_up
+        self._all, self._chosen = (
+            Packers(
+                lanes,
+                BatchPacker(observation, self._spaces[0], lanes, recorder),
+                BatchPacker(action, self._spaces[1], lanes, recorder),
+            )
+            for lanes in (self._lanes, Lanes(self._count))
+        )
+        self._copies = DeviceCopies(self._lanes, self._lag)
+        self._kept: tuple[Any] | tuple[()] = ()  # actions of a step that has not returned
+        self.annotations: dict[str, Any] = {}  # annotations of the next step: rows, or arrays on a device
 
     # -- resets -------------------------------------------------------------------------------------------------------
 
@@ -107,6 +159,8 @@ class LaneSteps:
         After an exception before begin(), the state of the lanes is unknown.
         """
         recorder, slabs = self.recorder, self.slabs
+        self._finish_interrupted()
+        self.catch_up()
         if not slabs.ready():
             recorder.warn_if_unrecorded()
             return None
@@ -138,7 +192,7 @@ class LaneSteps:
         recorder, slabs, lanes = self.recorder, self.slabs, upcoming.lanes
         try:
             # EnvPool answers a masked reset with rows of the lanes it has reset, Gymnasium with rows of all lanes.
-            own = self._observations.has_rows(observations, len(upcoming.reset))
+            own = self._all.observations.has_rows(observations, len(upcoming.reset))
             numbers = self._lanes.of(lanes.tolist())
             count = len(upcoming.reset) if own else self._lanes.count
             rows = np.searchsorted(upcoming.reset, numbers) if own else np.array(numbers, np.int64)
@@ -149,7 +203,7 @@ class LaneSteps:
                 )
                 for lane, info in zip(numbers, packed_infos)
             ]
-            batch = self._observations.batch(observations, None if len(rows) == count else rows, count)
+            batch = self._all.observations.batch(observations, None if len(rows) == count else rows, count)
         except Exception as error:  # user objects may raise anything
             self._warn_skipped("observations and infos of a reset", error)
             return
@@ -165,13 +219,26 @@ class LaneSteps:
         slabs = self.slabs
         if slabs.state is State.TAKEN_OVER:
             self.recorder.warn_of_copy()
+        self._finish_interrupted()
+        if slabs.unrecorded and self.recorder.clock.is_requested:
+            self.catch_up()
         if not slabs.ready():
             return False
-        if slabs.slab.record_action(self._lanes.tree(actions)):
+        kept = self._copies.keep(actions)
+        if kept is not None:
+            slabs.slab.disable_fast_path()  # the next step must look at it
+            self._kept = (kept,)
+            return True
+        self.catch_up()
+        return self._record_actions(self._all, actions)
+
+    def _record_actions(self, packers: Packers, actions: Any) -> bool:
+        slabs = self.slabs
+        if slabs.slab.record_action(packers.lanes.tree(actions)):
             return True
         slabs.begin_event()
         try:
-            packed_actions = self._actions.step(actions, slabs.output_buffers().actions)
+            packed_actions = packers.actions.step(actions, slabs.output_buffers().actions)
         except Exception as error:  # user objects may raise anything
             self._warn_skipped("actions of a step", error)
             return False
@@ -179,21 +246,57 @@ class LaneSteps:
         return True
 
     @using_recorder
-    def record_result(self, result: Result, annotations: dict[str, ColumnRows]) -> None:
+    def record_result(self, result: Result, annotations: dict[str, Any]) -> None:
         """Record the results of a step with further values, or after slab.record_result() returned False."""
-        slabs = self.slabs
-        if not slabs.slab.is_waiting:  # the process forked within the step
+        slabs, kept = self.slabs, self._kept
+        if slabs.state is State.TAKEN_OVER or not (kept or slabs.slab.is_waiting):  # the process forked within the step
+            self._kept = ()
+            return
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        infos = result[4]
+        more = {name: rows for name, rows in annotations.items() if library_of(type(rows))}
+        given, fetched = (kept, *result[:4], more), None
+        if kept or any(map(is_on_device, leaves_of(given))):
+            fetched = self._copies.fetch((*given, self._finals_in(infos)))
+        if fetched is not None:
+            annotations = {name: rows if name not in more else [] for name, rows in annotations.items()}
+            packed = self._all_infos(infos) if self._infos and self._lag else infos
+            slabs.unrecorded.append(ReturnedStep(fetched, annotations, packed, utc, monotonic))
+            self._kept = ()
+            self._record_returned(self._lag if kept else 0)
+            return
+        if kept:
+            self.catch_up()
+            self._kept = ()
+            if not slabs.ready(is_next=False) or not self._record_actions(self._all, kept[0]):
+                return
+        for name, rows in more.items():
+            annotations[name] = self._annotation(name, self._lanes.rows(rows))
+        if not (annotations or self.has_more) and slabs.slab.record_result(*map(self._lanes.tree, result[:4])):
             return
         slabs.begin_event()
-        observations, rewards, terminations, truncations, infos = result
-        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        self._add_step(self._all, result[:4], None, annotations, infos, utc, monotonic)
+
+    def _add_step(
+        self,
+        packers: Packers,
+        result: tuple[Any, ...],
+        finals: Any,
+        annotations: dict[str, ColumnRows],
+        infos: Any,
+        utc: int,
+        monotonic: int,
+    ) -> None:
+        """End the event of a step. finals: the last observations of lanes that were fetched; None: those in infos."""
+        slabs, lanes = self.slabs, packers.lanes
+        observations, rewards, terminations, truncations = result
         try:
             buffers = slabs.output_buffers()
             packed_rewards: ColumnRows = buffers.rewards
             terminated, truncated = buffers.terminations, buffers.truncations
-            terminated[...] = plain_array(self._lanes.rows(terminations))
-            truncated[...] = plain_array(self._lanes.rows(truncations))
-            rewards = self._lanes.rows(rewards)
+            terminated[...] = plain_array(lanes.rows(terminations))
+            truncated[...] = plain_array(lanes.rows(truncations))
+            rewards = lanes.rows(rewards)
             if type(rewards) is np.ndarray and rewards.dtype == _FLOAT and rewards.shape == buffers.rewards.shape:
                 buffers.rewards[...] = rewards
             else:
@@ -202,30 +305,92 @@ class LaneSteps:
         except Exception as error:
             self._warn_skipped("rewards, terminations and truncations of a step", error)
             return
-        ids = kept = finals = step_infos = reset_infos = None
+        ids = kept = last = step_infos = reset_infos = None
         if slabs.filters is not None:
             ids, kept = slabs.filters.step(rewards, terminated | truncated)
         ended: list[int] = []
         try:
             if self._mode == SAME_STEP:
                 ended = np.flatnonzero(terminated | truncated).tolist()
-                finals = self._finals(observations, infos, ended) if ended else None
+                finals = self._finals_in(infos) if ended and packers is self._all else finals
+                last = self._finals(packers, observations, finals, ended) if ended else None
             if self._infos:  # infos of steps and of resets
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
-                step_infos = reset_infos = self._infos_of(infos, used)
-                last_infos = last_of(infos, FINAL_INFO, self._lanes.count) if ended else None
-                if last_infos is not None:
-                    last = self._infos_of(last_infos, sorted({*ended} & {*used}))
-                    step_infos = [final or info for final, info in zip(last, reset_infos)]
-            packed_observations = self._observations.step(observations, buffers.observations)
+                step_infos, reset_infos = self._infos_of_step(infos, used, ended)
+            packed_observations = packers.observations.step(observations, buffers.observations)
         except Exception as error:
             self._warn_skipped("observations and infos of a step", error)
             return
         extras = StepExtras(
-            finals=finals, infos=step_infos, reset_infos=reset_infos, annotations=annotations, ids=ids, keep_mask=kept
+            finals=last, infos=step_infos, reset_infos=reset_infos, annotations=annotations, ids=ids, keep_mask=kept
         )
         actions = slabs.pending_actions() or []
         slabs.add(Step(utc, monotonic, packed_observations, actions, packed_rewards, terminated, truncated, extras))
+
+    # -- steps on a device --------------------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Wait for the steps that are on their way, and record them."""
+        self._record_returned(0)
+
+    def _record_returned(self, lag: int) -> None:
+        """Record returned steps, in order: those that have arrived, and all but the last ones."""
+        unrecorded = self.slabs.unrecorded
+        while len(unrecorded) > lag or (unrecorded and unrecorded[0].fetched.has_arrived()):
+            self._record_oldest()
+
+    def _finish_interrupted(self) -> None:
+        """Call before a step or reset: finish what an exception, such as Ctrl-C, has interrupted."""
+        unrecorded = self.slabs.unrecorded
+        if self._kept:  # the environment raised
+            self.catch_up()
+            self.slabs.begin_event()
+            self._kept = ()
+        elif unrecorded and unrecorded[0].steps is not None:
+            self._record_oldest()
+
+    def _record_oldest(self) -> None:
+        """Record the oldest step that has returned. If Ctrl-C interrupts this, the next call finishes it."""
+        slabs = self.slabs
+        step: ReturnedStep = slabs.unrecorded[0]
+        try:
+            values = step.fetched.tree()
+        except Exception as error:  # an earlier error of the device, for example
+            raise_if_of_signal(error)
+            slabs.begin_event()
+            slabs.unrecorded.popleft()
+            self.recorder.complain("lanes", f"a step could not be copied from the device; skipped ({error!r:.200})")
+            return
+        if step.steps is None and (not values[0] or slabs.ready(is_next=False)):
+            step.steps = slabs.steps
+        if step.steps == slabs.steps:
+            self._record(step, *values)
+        else:  # it cannot be recorded, or was
+            slabs.state = State.IDLE
+        if slabs.unrecorded and slabs.unrecorded[0] is step:
+            slabs.unrecorded.popleft()
+        step.fetched.release()
+
+    def _record(
+        self,
+        step: ReturnedStep,
+        actions: tuple[Any, ...],
+        *values: Any,  # four results, annotations, finals
+    ) -> None:
+        slabs, (*result, more, finals) = self.slabs, values
+        has_more = step.annotations or self.has_more
+        if not slabs.slab.is_waiting:
+            is_usual = not has_more and step.monotonic <= self.recorder.clock.due
+            if is_usual and slabs.slab.record_step(actions[0], *result, step.utc, step.monotonic):
+                return
+            if not self._record_actions(self._chosen, actions[0]):
+                return
+        for name, rows in more.items():
+            step.annotations[name] = self._annotation(name, rows)
+        slabs.begin_event()
+        if slabs.filters is not None:  # a filter must see the step only once
+            slabs.unrecorded.popleft()
+        self._add_step(self._chosen, tuple(result), finals, step.annotations, step.infos, step.utc, step.monotonic)
 
     def annotate(self, values: Mapping[str, Any]) -> None:
         """Record further values with the next step, each with one row per lane.
@@ -240,10 +405,13 @@ class LaneSteps:
                 raise InvalidOption(
                     f"annotate({name}=...): {count} rows for {self._lanes.count} lanes; pass one per lane"
                 )
-            rows = plain_array(self._lanes.rows(rows))
-            self.annotations[name] = (
-                np.array(rows) if _is_numeric(rows) else [packed_annotation(name, row) for row in rows]
-            )
+            kept = self._copies.keep(rows) if is_on_device(rows) else None
+            self.annotations[name] = self._annotation(name, self._lanes.rows(rows)) if kept is None else kept
+
+    def _annotation(self, name: str, rows: Any) -> ColumnRows:
+        """Return rows of the recorded lanes as a column. Raises UnstorableValue."""
+        rows = plain_array(rows)
+        return np.array(rows) if _is_numeric(rows) else [packed_annotation(name, row) for row in rows]
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
@@ -259,17 +427,22 @@ class LaneSteps:
             raise ValueError(f"{flags.size} flags for {self._lanes.count} lanes")
         return np.flatnonzero(flags)
 
-    def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[ColumnRows]]:
+    def _finals_in(self, infos: Any) -> Any:
+        return last_of(infos, FINAL_OBSERVATION, self._lanes.count) if self._mode == SAME_STEP else None
+
+    def _finals(
+        self, packers: Packers, observations: Any, finals: Any, ended: list[int]
+    ) -> tuple[Array, list[ColumnRows]]:
         """Return the last observations of lanes that were reset in the same step."""
-        numbers = self._lanes.of(ended)
-        finals = last_of(infos, FINAL_OBSERVATION, self._lanes.count)
+        lanes = packers.lanes
+        numbers = lanes.of(ended)
         if finals is None:
             complaint = "no final_obs in infos, no final_observations; first observations stand in for the last"
             self.recorder.complain("observations", complaint)
             finals = observations
         if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
-            return np.array(ended), self._observations.single([finals[number] for number in numbers])
-        return np.array(ended), self._observations.batch(finals, np.array(numbers), self._lanes.count)
+            return np.array(ended), packers.observations.single([finals[number] for number in numbers])
+        return np.array(ended), packers.observations.batch(finals, np.array(numbers), lanes.count)
 
     def _rewards(self, values: Any) -> Array:
         values = self.recorder.plain("rewards", values)
@@ -290,6 +463,23 @@ class LaneSteps:
         if _is_numeric(rewards):
             return np.array(rewards)
         return [self.recorder.packed("rewards", reward) for reward in rewards]
+
+    def _infos_of_step(self, infos: Any, used: Sequence[int], ended: list[int]) -> tuple[list[bytes], list[bytes]]:
+        """Return the infos of a step, and those of resets in it, as MessagePack."""
+        if isinstance(infos, PackedInfos):
+            reset_infos, finals = infos
+            last = None if finals is None else [finals[lane] if lane in ended else b"" for lane in range(self._count)]
+        else:
+            reset_infos = self._infos_of(infos, used)
+            last_infos = last_of(infos, FINAL_INFO, self._lanes.count) if ended else None
+            last = None if last_infos is None else self._infos_of(last_infos, sorted({*ended} & {*used}))
+        return reset_infos if last is None else [final or info for final, info in zip(last, reset_infos)], reset_infos
+
+    def _all_infos(self, infos: Any) -> PackedInfos:
+        """Return all infos of a step, before it is known which lanes have ended."""
+        lanes = range(self._count)
+        last = last_of(infos, FINAL_INFO, self._lanes.count) if self._mode == SAME_STEP else None
+        return PackedInfos(self._infos_of(infos, lanes), None if last is None else self._infos_of(last, lanes))
 
     def _infos_of(self, infos: Any, used: Sequence[int]) -> list[bytes]:
         """Return the infos of the recorded lanes as MessagePack; empty for lanes that are not used."""
@@ -312,7 +502,7 @@ class LaneSteps:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("recorder", "slabs", "_observations", "_actions"):
+        for name in ("recorder", "slabs", "_all", "_chosen", "_copies", "_kept"):
             del state[name]
         state["is_open"] = self.slabs.is_open
         return state

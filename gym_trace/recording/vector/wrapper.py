@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         directory: str | os.PathLike[str] | None = None,
         *,
         lanes: int | slice | Sequence[int] | Sequence[bool] | Array | None = None,
+        device_lag: int = 0,
         states: int | None = None,
         **options: Unpack[RecordingKeywords],
     ):
@@ -96,10 +98,17 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._count = envs.num_envs
         self._lanes = Lanes.chosen(self._count, lanes)
         self.lanes: list[int] = self._lanes.of(range(self._lanes.recorded))
-        self._pick = None if self._lanes.numbers is None else self._lanes.tree
+        self._pick: Callable[[Any], Any] | None = None if self._lanes.numbers is None else self._lanes.tree
+        self._lag = operator.index(device_lag)
+        if self._lag < 0:
+            raise InvalidOption(f"device_lag={device_lag!r}: pass a number of steps, 0 or more")
+        if self._lag:
+            self._pick = _nothing  # no step may overtake those that are on their way
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         spaces = lane_space(envs, "observation_space"), lane_space(envs, "action_space")
         filters = recording.filters()
+        if self._lag and filters.is_active:
+            raise InvalidOption("device_lag: not together with filters, which need the rewards at once; omit it")
         self._states_every, self._states = states, None if states is None else self._offered_states(states, filters)
         self._since_reset = 0  # steps since the last reset of all lanes
         self._due = np.zeros(self._lanes.recorded, np.bool_)  # recorded lanes whose state is due
@@ -108,8 +117,12 @@ class TraceRecordingVectorWrapper(_Wrapper):
         described = filters.described() | stored | some | {"num_envs": self._count, "autoreset_mode": self._mode}
         schema = new_schema(recording, envs, *spaces, described)
         with opened_directory(directory, recording.on_exist) as self.directory:
-            self._steps = LaneSteps(self.directory, schema, recording, spaces, self._lanes, self._mode)
+            self._steps = LaneSteps(self.directory, schema, recording, spaces, self._lanes, self._mode, lag=self._lag)
+        self._attach()
+
+    def _attach(self) -> None:
         self._recorder, self._slabs = self._steps.recorder, self._steps.slabs
+        self._recorder.save_at_exit(self)
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -185,7 +198,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def secure(self) -> None:
         """Make all steps so far survive a kill, also without memory-mapped files. Raises like flush()."""
-        self._recorder.secure()
+        (self._recorder.flush if self._lag else self._recorder.secure)()
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -222,4 +235,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._recorder, self._slabs = self._steps.recorder, self._steps.slabs
+        self._attach()
+
+
+def _nothing(_: Any) -> None:
+    """Return None, which no slab accepts as a batch."""

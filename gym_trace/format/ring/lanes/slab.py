@@ -93,6 +93,37 @@ class LaneSlab:
         self.append(STEP, b"", self._code, 0, utc, monotonic)
         return True
 
+    @in_use
+    def record_step(
+        self,
+        actions: Any,
+        observations: Any,
+        rewards: Any,
+        terminations: Any,
+        truncations: Any,
+        utc: int,
+        monotonic: int,
+    ) -> bool:
+        """Record a step that has returned; return False, without recording, if the slow path must do it.
+
+        It does not depend on enable_fast_path(). A signal finds all of the step recorded, or nothing of it.
+        """
+        columns, results = self._actions, self._results
+        if self.is_waiting or self.position > self.last or columns is None or results is None or not self._has_room():
+            return False
+        if self.position + 3 * ENTRY.size > self.end:
+            return False
+        acted, batches = _leaves_of(self._action, actions), _leaves_of(self._observation, observations)
+        if acted is None or batches is None or not _put_batches(columns, self.steps, acted):
+            return False
+        if not _put_batches(results, self.steps, [*batches, rewards, terminations, truncations]):
+            return False
+        if self._same_step and any(column[self.steps].any() for column in results[-2:]):
+            return False
+        self.append(ACTIONS)
+        self.append(STEP, b"", self._code, 0, utc, monotonic)
+        return True
+
     def _has_room(self) -> bool:
         return self.steps < self._times and self.position + 2 * ENTRY.size <= self.end
 

@@ -1,0 +1,403 @@
+"""Vector environments whose arrays lie on a device: one packed copy per step, and steps that stay there for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forked_python import HELPERS
+from gymnasium import spaces, vector
+from long_tests import LONG, sampled
+from numbered_lanes import (
+    MODES,
+    NEXT_STEP,
+    SPACES,
+    FixedResultEnv,
+    as_arrays_of,
+    make_vector_env,
+    parts_of,
+    run_lanes,
+)
+from raising_signals import InterruptsAt
+
+from gym_trace import TraceRecordingVectorWrapper, TraceWriter, open_trace
+from gym_trace.errors import InvalidOption
+from gym_trace.recording.vector import device_rows, steps
+
+torch = pytest.importorskip("torch")
+HOT = {device_rows.__file__, steps.__file__}
+
+
+class OnDevice(torch.Tensor):  # type: ignore[misc]
+    """A tensor that says it is on a device, and that NumPy cannot read before cpu() copies it."""
+
+    copies = 0
+    device = property(lambda _: torch.device("privateuseone"))
+    is_cpu = property(lambda _: False)
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("it is on a device")
+
+    __array__ = numpy
+
+    def cpu(self) -> Any:
+        OnDevice.copies += 1
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def on_device(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: on_device(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(on_device, value))
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return torch.from_numpy(value.copy()).as_subclass(OnDevice)
+    return value
+
+
+def on_host(value: Any) -> Any:
+    return as_arrays_of(value, lambda leaf: leaf.as_subclass(torch.Tensor).numpy().copy())
+
+
+class DeviceEnv(vector.VectorWrapper):  # type: ignore[type-arg]
+    """Tensors in, tensors out; it overwrites its arguments and the results of the step before."""
+
+    kept: tuple[Any, ...] = ()
+
+    def reset(self, **named: Any) -> Any:
+        observations, infos = self.env.reset(**named)
+        return on_device(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        result = self.env.step(on_host(actions))
+        for tree in (actions, *self.kept):
+            as_arrays_of(tree, lambda leaf: leaf.zero_())
+        self.kept = on_device(result[:4])
+        return (*self.kept, result[4])
+
+
+_SPACES = ["box", "discrete", "dict", "tuple", "frames", "hollow", "scalar"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "lag", "lanes"), sampled(itertools.product(MODES, _SPACES, [0, 3], [None, [0, 2]]), 5)
+)
+def test_a_device_is_recorded_like_the_host(tmp_path: Path, mode: Any, name: str, lag: int, lanes: Any) -> None:
+    def make(kind: str, **options: Any) -> Any:
+        env = make_vector_env("sync", mode, True, SPACES[name], SPACES["dict" if name == "dict" else "box"])
+        env = DeviceEnv(env) if kind == "device" else env
+        infos = {"record_infos": ["t"]} if name in ("box", "tuple") else {}
+        return TraceRecordingVectorWrapper(env, tmp_path / kind, lanes=lanes, **infos, **options)
+
+    plain = run_lanes(make("host"), lambda value: value, lambda value: value)
+    found = run_lanes(make("device", device_lag=lag), on_device, on_host)
+    assert parts_of(found) == parts_of(plain)
+
+
+class Counting(vector.VectorEnv):  # type: ignore[type-arg]
+    """Lanes on a device that count their steps; make: returns tensors."""
+
+    metadata = {"autoreset_mode": NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, make: Any = on_device, count: int = 8, end: int = 1 << 30):
+        self.num_envs, self._make, self._end = count, make, end
+        self.single_observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_action_space = spaces.Box(-1, 1, (), np.float32)
+        self.observation_space = vector.utils.batch_space(self.single_observation_space, count)
+        self.action_space = vector.utils.batch_space(self.single_action_space, count)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._time = 0
+        return self._make(np.zeros((self.num_envs, 2), np.float32)), {}
+
+    def step(self, actions: Any) -> Any:
+        self._time += 1
+        rows = np.arange(self.num_envs, dtype=np.float32)
+        over = np.full(self.num_envs, self._time % self._end == 0)
+        observations = np.stack([rows, rows + self._time], 1)
+        return *map(self._make, (observations, rows + self._time, over, np.zeros_like(over))), {}
+
+
+def actions_at(time: int, count: int = 8) -> Any:
+    return on_device(np.arange(count, dtype=np.float32) * time)
+
+
+@pytest.mark.parametrize("lanes", [None, 3])
+def test_a_step_is_copied_once(tmp_path: Path, lanes: Any) -> None:
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "t", lanes=lanes)
+    env.reset()
+    for time in range(9):
+        OnDevice.copies = 0
+        env.annotate(value=actions_at(time))
+        env.step(actions_at(time))
+        assert OnDevice.copies == 1
+    env.close()
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.actions.tolist() == episode.annotations["value"].tolist() == [episode.lane * t for t in range(9)]
+        assert episode.rewards.tolist() == [episode.lane + t for t in range(1, 10)]
+
+
+def counts(directory: Path) -> set[int]:
+    return {len(episode) for episode in open_trace(directory)}
+
+
+def test_steps_are_recorded_later_or_by_a_flush_a_reset_and_the_end(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=4)
+    env.reset()
+    for time in range(10):
+        env.step(actions_at(time))
+        assert counts(tmp_path / "t") == {max(0, time - 3)}
+    env.flush()
+    assert counts(tmp_path / "t") == {10}
+    env.step(actions_at(10))
+    env.reset()
+    assert counts(tmp_path / "t") == {11, 0}
+    env.step(actions_at(0))
+    env.close()
+    assert sorted(len(episode) for episode in open_trace(tmp_path / "t")) == [1] * 8 + [11] * 8
+
+
+@pytest.mark.parametrize("lag", [0, 4])
+def test_an_exception_in_a_step_loses_none_of_the_steps_before(tmp_path: Path, lag: int) -> None:
+    env = TraceRecordingVectorWrapper(Counting(end=5), tmp_path / "t", device_lag=lag)
+    env.reset()
+    for time in range(3):
+        env.step(actions_at(time))
+    env.env.step, usual = _raise, env.env.step  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="expected"):
+        env.step(actions_at(3))
+    env.env.step = usual  # type: ignore[method-assign]
+    for time in range(3, 8):
+        env.step(actions_at(time))
+    env.close()
+    found = [(episode.outcome, episode.rewards.tolist()) for episode in open_trace(tmp_path / "t") if episode.lane == 1]
+    assert found == [("cut", [2, 3, 4]), ("closed", [8, 9])]
+
+
+def _raise(_: Any) -> Any:
+    raise ValueError("expected")
+
+
+def test_garbage_collection_and_the_exit_record_all_steps(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "collected", device_lag=4)
+    env.reset()
+    env.step(actions_at(0))
+    del env
+    gc.collect()
+    assert counts(tmp_path / "collected") == {1}
+    if not (child := os.fork()):
+        env = TraceRecordingVectorWrapper(Counting(), tmp_path / "exit", device_lag=4)
+        env.reset()
+        env.step(actions_at(0))
+        from multiprocessing import util
+
+        util._exit_function()  # type: ignore[attr-defined]
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert counts(tmp_path / "exit") == {1}
+
+
+def test_a_fork_and_a_copy_drop_the_steps_of_their_original(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Counting(np.copy), tmp_path / "t", device_lag=4)
+    env.reset()
+    env.step(np.zeros(8, np.float32))
+    if not (child := os.fork()):
+        env.reset()
+        env.step(np.zeros(8, np.float32))
+        env.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    other = copy.deepcopy(env)
+    other.reset()
+    other.close()
+    pickle.loads(pickle.dumps(env)).close()
+    env.step(np.zeros(8, np.float32))
+    env.close()
+    assert sorted(len(episode) for episode in open_trace(tmp_path / "t") if episode.lane == 0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("lag", "first"), [(0, 0), (0, 37), (3, 0), (3, 37)])
+def test_ctrl_c_at_any_line_loses_no_step_that_has_returned(tmp_path: Path, lag: int, first: int) -> None:
+    number, lines = 0 if LONG else first, set()
+    while True:
+        directory = tmp_path / str(number)
+        env = TraceRecordingVectorWrapper(Counting(end=7), directory, device_lag=lag, lanes=2)
+        env.reset()
+        returned: list[int] = []
+        interrupts = InterruptsAt(number, KeyboardInterrupt, lambda code: code.co_filename in HOT, returns=False)
+        for time in range(20):
+            try:
+                if time == 4:
+                    with interrupts:
+                        env.step(actions_at(time))
+                        returned.append(time)
+                        env.step(actions_at(time))
+                        returned.append(time + 1)
+                else:
+                    env.step(actions_at(time))
+                    returned.append(env.env._time - 1)  # type: ignore[attr-defined]
+            except KeyboardInterrupt:
+                pass
+        env.close()
+        found: list[int] = []
+        for episode in open_trace(directory):
+            if episode.lane == 4:
+                found += (episode.rewards - 5).astype(int).tolist()
+                assert episode.observations[1:, 1].tolist() == episode.rewards.tolist()
+        resets = {7, 14}  # at these times the lanes are reset, which is not a step
+        is_known = [time for time in returned if time not in resets]
+        missing = set(is_known) - set(found)
+        assert len(found) == len(set(found)), interrupts.line
+        assert not {time for time in missing if time < 4}, interrupts.line
+        assert not {time for time in missing if time > 7}, interrupts.line
+        if not interrupts.line:
+            assert not missing
+            break
+        lines.add(interrupts.line)
+        number += 1 if LONG else 71
+    assert len(lines) > 0
+
+
+_KILLED = f"""
+import os, sys
+sys.path[:0] = [{HELPERS!r}, {str(Path(__file__).parent)!r}]
+import numpy as np, torch
+from test_vector_devices import Counting, TraceRecordingVectorWrapper
+
+directory, lag, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+env = TraceRecordingVectorWrapper(Counting(torch.from_numpy, end=9), directory, device_lag=lag, flush_seconds=0.01)
+env.reset()
+log = open(directory + ".log", "wb", 0)
+for time in range(100000):
+    env.step(torch.full((8,), float(time)))
+    log.write(b"%d\\n" % time)
+    if time == steps:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("lag", [0, 3])
+def test_a_kill_loses_at_most_the_lag(tmp_path: Path, lag: int) -> None:
+    random = np.random.default_rng(lag)
+    for number in range(50 if LONG else 1):
+        directory, last = tmp_path / str(number), int(random.integers(300))
+        ended = subprocess.run([sys.executable, "-c", _KILLED, str(directory), str(lag), str(last)], check=False)
+        assert ended.returncode == -9
+        known = [time for time in range(last + 1) if time == 0 or time % 9]  # the others are resets
+        for lane in range(8):
+            parts = sorted((one for one in open_trace(directory) if one.lane == lane), key=lambda one: one.episode_id)
+            times = [int(action) for one in parts for action in one.actions]
+            lost = last - (times[-1] if times else -1)
+            assert times == known[: len(times)]
+            assert lost <= lag + (last % 9 == 0)
+            assert [int(value) for one in parts for value in one.rewards] == [lane + time + 1 for time in times]
+
+
+def test_values_outside_the_space_and_dtypes_that_numpy_lacks_are_kept(tmp_path: Path) -> None:
+    def record(directory: Path, lag: int, convert: Any) -> Any:
+        rows = torch.arange(6).reshape(3, 2) / 8
+        given = {"obs": convert(rows.bfloat16()), "rewards": convert(torch.arange(3, dtype=torch.float16))}
+        env = TraceRecordingVectorWrapper(FixedResultEnv(**given), directory, device_lag=lag)
+        env.reset()
+        env.step(np.zeros(3, np.int64))
+        env.step(convert(torch.arange(6).reshape(3, 2).T.reshape(2, 3).T.expand(3, 2)))
+        env.close()
+        return open_trace(directory)
+
+    with pytest.warns(UserWarning, match="outside the space"):
+        plain = parts_of(record(tmp_path / "host", 0, lambda tensor: tensor))
+    for lag in (0, 2):
+        with pytest.warns(UserWarning, match="outside the space"):
+            found = record(tmp_path / str(lag), lag, lambda tensor: tensor.as_subclass(OnDevice))
+        assert parts_of(found) == plain
+
+
+class Streams:
+    """Streams of a device that copy only when the host waits for their event, as late as they may."""
+
+    waiting: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, *_: Any):
+        self.copies: list[Any] = []
+
+    Stream = property(lambda self: Streams)
+    Event = property(lambda self: Streams)
+
+    def stream(self, _: Any) -> Any:
+        return contextlib.nullcontext()
+
+    def current_stream(self, _: Any) -> Any:
+        return None
+
+    def wait_stream(self, _: Any) -> None:
+        pass
+
+    def record(self, _: Any) -> None:
+        self.copies, Streams.waiting = Streams.waiting, []
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        for to, source in self.copies:
+            assert source() is not None, "memory on the device was freed before it was copied"
+            to.copy_(source().as_subclass(torch.Tensor))
+        self.copies = []
+
+
+class Pinned(torch.Tensor):  # type: ignore[misc]
+    def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+        to = self.as_subclass(torch.Tensor)
+        if not non_blocking:
+            return to.copy_(source.as_subclass(torch.Tensor))
+        Streams.waiting.append((to, weakref.ref(source)))
+        return self
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_rows_are_read_after_their_copy_and_their_memory_is_used_again(
+    tmp_path: Path, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def pinned(size: int) -> Any:
+        made.append(torch.full((size,), 255, dtype=torch.uint8).as_subclass(Pinned))
+        return made[-1]
+
+    monkeypatch.setattr(device_rows, "_stream_module", lambda _: Streams())
+    monkeypatch.setattr(device_rows, "_pinned", pinned)
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=lag, lanes=3)
+    env.reset()
+    for time in range(20):
+        env.step(actions_at(time))
+    env.close()
+    assert len(made) == lag + 1
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.actions.tolist() == [episode.lane * time for time in range(20)]
+        assert episode.rewards.tolist() == [episode.lane + time for time in range(1, 21)]
+
+
+def test_invalid_lags_raise(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="0 or more"):
+        TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=-1)
+    with pytest.raises(InvalidOption, match="filters"):
+        TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=1, episode_filter=lambda _: True)
+
+
+def test_rollouts_and_single_steps_take_arrays_on_a_device(tmp_path: Path) -> None:
+    observations, actions = on_device(np.arange(12.0).reshape(3, 2, 2)), on_device(np.arange(4).reshape(2, 2))
+    flags = on_device(np.zeros((2, 2), np.bool_))
+    with TraceWriter(tmp_path / "t") as writer:
+        writer.rollouts(observations, actions, on_device(np.ones((2, 2))), flags, flags)
+    assert [episode.actions.tolist() for episode in open_trace(tmp_path / "t")] == [[0, 2], [1, 3]]
