@@ -195,6 +195,8 @@ def _health(info: Info) -> Iterator[str]:
     for writer in info["writers"][:_MOST_WRITERS]:
         if writer["state"] == "failed":
             yield f"writer {writer['writer']} stopped recording: {show.printable(writer['problem'])}"
+        if writer["waited"]:
+            yield f"writer {writer['writer']}: steps waited {writer['waited']:.0f} s for encoding; level=-1 is faster"
         if writer["ring_steps"] and writer["state"] in ("killed", "failed"):
             steps = show.count(writer["ring_steps"], "step")
             end = "was killed" if writer["state"] == "killed" else "did not close"

@@ -123,6 +123,11 @@ class WriterFiles:
         found = (entry for entry in self.entries() if entry.get("type") == manifest.FAILED)
         return next((printable(entry.get("problem"))[:_MOST_REASON] for entry in found), None)
 
+    def waited(self) -> float:
+        """Return the seconds that steps waited for encoding and writing; 0 if unknown."""
+        found = [entry.get("waited") for entry in self.entries() if entry.get("type") == "closed"]
+        return next((float(seconds) for seconds in found if type(seconds) is float and 0 < seconds < 1e9), 0.0)
+
 
 def _created(schema: Mapping[str, Any]) -> int | None:
     created = schema.get("created")

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from gym_trace.format.ring.segment import Segment
 from gym_trace.storage.interrupts import held_back
 
 _HEADROOM = 32 << 20  # bytes of address space needed to start a thread
+_LEAST_WAITED = 1.0  # seconds; shorter waits are not reported
 
 
 class _Server(threading.Thread):
@@ -49,12 +51,14 @@ class SlabWriter:
         failure: the error that stopped writing, or None.
         is_finished: True if the files are closed.
         submitted, written: sequence numbers of the latest submitted and written slabs.
+        waited: seconds that calls of wait() took.
     """
 
     def __init__(self, name: str, chunks: ChunkWriter, notice: Callable[[], None]):
         self.failure: Exception | None = None
         self.written = self.submitted = 0
         self.is_finished = False
+        self.waited = 0.0
         self._name, self._chunks, self._notice = name, chunks, notice
         # Neither has a Python lock that a signal handler, which may fork, could find held by the code it interrupts.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the thread ends
@@ -81,12 +85,13 @@ class SlabWriter:
 
     def wait(self, sequence: int | None = None) -> None:
         """Wait until this slab is written (None: all slabs) or .failure is set. Ctrl-C may interrupt it."""
-        wanted = self.submitted if sequence is None else sequence
+        wanted, begun = self.submitted if sequence is None else sequence, time.monotonic()
         while self.written < wanted and self.failure is None:
             if (thread := self._served_by()) is not None:
                 self._rest(thread)
             else:
                 self._serve_here()
+        self.waited += time.monotonic() - begun
 
     def pause(self) -> None:
         """Do all jobs and end the thread, so that no lock is held at a fork."""
@@ -193,7 +198,8 @@ class SlabWriter:
         writer = self._chunks.writer
         if writer is not None and self.failure is None and not self.is_finished:
             try:
-                writer.close(summary())
+                waited = {"waited": round(self.waited, 3)} if self.waited >= _LEAST_WAITED else {}
+                writer.close({**summary(), **waited})
             except Exception as error:  # any error, as in _write()
                 self.fail(error)
             self.is_finished = True

@@ -21,6 +21,7 @@ from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv
 from shell import ok, run, strict_json
 
 from gym_trace.data.values import without_addresses
+from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 
@@ -317,3 +318,21 @@ def test_an_episode_that_is_being_recorded_is_shown_as_running(tmp_path: Path) -
         assert "running" in _output("stats", tmp_path, "--by", "outcome")
         assert json.loads(_output("replay", tmp_path, "--json"))["outcome"] == "running"
     assert "closed 1" in _output("stats", tmp_path)
+
+
+def test_info_reports_how_long_steps_waited_for_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = SlabWriter.wait
+
+    def slow(self: SlabWriter, sequence: int | None = None) -> None:
+        wait(self, sequence)
+        self.waited = 2.0
+
+    monkeypatch.setattr(SlabWriter, "wait", slow)
+    env = TraceRecordingWrapper(CountingEnv(3), tmp_path)
+    env.reset()
+    env.step(0)
+    env.flush()
+    assert _json("info", tmp_path)["writers"][0]["waited"] == 0
+    env.close()
+    assert _json("info", tmp_path)["writers"][0]["waited"] == 2
+    assert "steps waited 2 s for encoding" in _output("info", tmp_path)

@@ -58,7 +58,8 @@ def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
         and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
         compaction several writers share batches, and bytes is the writer's share. state: "recording" (its process
         lives), "closed", "failed" (its files could not be written; problem has the reason) or "killed". ring_steps:
-        number of steps that are only in its ring. pending: actions that it was executing when it died: episode (id),
+        number of steps that are only in its ring. waited: seconds that its steps waited for encoding and writing, once
+        it is closed; 0 if less than one. pending: actions that it was executing when it died: episode (id),
         lane, step, and action as text.
 
         damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
@@ -120,6 +121,7 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "environment": plain(about.environment.get("id")),
         "state": state_of(writer),
         "problem": writer.files.failure(),
+        "waited": writer.files.waited(),
         "episodes": _episodes_of(writer),
         "steps": writer.steps,
         "bytes": writer.size,
