@@ -101,10 +101,10 @@ class BatchStream(IterableDataset[Any]):
 
 
 class _Transfers:
-    """Batches on a device. The next ones are copied while the current one is used.
+    """Batches on a device. On CUDA, the next ones are copied on a stream of their own, while the current one is used.
 
-    On CUDA the copies have a stream of their own. The consumer's stream waits for the copy of a batch, not the host;
-    memory of a batch is not used again before the work that the consumer's stream has by then was done.
+    The consumer's stream waits for the copy of a batch, not the host. When the consumer drops a batch, its memory is
+    not used again before the work that the consumer's stream has by then is done.
     """
 
     def __init__(self, batches: Batches, device: Any, dtype: Any):
@@ -112,12 +112,13 @@ class _Transfers:
         self._batches, self._device, self._dtype = batches, available(device, "device"), dtype
         is_there = isinstance(batches, TensorBatches) and batches.device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" and not is_there else None
-        self._ahead = _AHEAD if batches.reads_ahead and not is_there else 0
 
     def __iter__(self) -> Iterator[Any]:
-        reader, copies = reader_of(self._batches, self._device), dict[tuple[int, int], Any]()
-        for position in iter(self._batches.advance, None):
-            wanted = [position, *self._batches.next_positions(self._ahead)]
+        batches, copies = self._batches, dict[tuple[int, int], Any]()
+        reader = batches if self._stream is None else reader_of(batches, self._device)
+        ahead = 0 if self._stream is None or not batches.reads_ahead else _AHEAD
+        for position in iter(batches.advance, None):
+            wanted = [position, *batches.next_positions(ahead)]
             copies = {number: copies.get(number) or self._copied(reader.at(*number)) for number in wanted}
             batch, is_copied = copies.pop(position)
             if is_copied is not None:

@@ -343,6 +343,27 @@ def test_tensors_come_back_on_the_device_that_they_had(tmp_path: Path) -> None:
         assert proof.versions == 3
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and CUDA_VISIBLE_DEVICES=0")
+def test_updates_on_a_gpu_are_proved_with_its_generators(tmp_path: Path) -> None:
+    parts, learn = parts_on("cuda", 1)
+    parts["scale"].factor = torch.rand(3, device="cuda")
+
+    def noisy(**given: Any) -> Any:
+        given["scale"].factor = given["scale"].factor + torch.rand(3, device="cuda")
+        return learn(**given)
+
+    def steps() -> Any:
+        here = {"observations": torch.ones(1, 4, device="cuda"), "rewards": torch.ones(1)}
+        return {"steps": here, "more": {"x": [torch.ones(1, 1, device="cuda")]}, "here": torch.ones(1)}
+
+    with UpdateLog(tmp_path / "log", parts, noisy, overhead=1.0) as log:
+        for _ in range(3):
+            torch.rand(5, device="cuda")  # as acting would
+            log.update(**steps())
+    proof = verify(tmp_path / "log", parts_on("cuda", 2)[0], noisy)
+    assert (proof.differs, proof.versions) == ("", 3)
+
+
 def test_device_moves_the_tensors_that_were_elsewhere(tmp_path: Path) -> None:
     with SecondDevice():
         log_of(tmp_path / "t", NAME)

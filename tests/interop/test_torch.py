@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from gym_trace.errors import InvalidOption  # noqa: E402
 from gym_trace.exchange.torch import BatchItems, BatchStream, collated, tensors  # noqa: E402
+from gym_trace.playback.sampling.on_device import _packed  # noqa: E402
 from gym_trace.playback.sampling.rows import DecodePlan  # noqa: E402
 
 
@@ -142,6 +143,10 @@ def test_tensors_share_memory_and_have_the_dtype_that_was_asked_for(trace: Any) 
 # -- on a device ------------------------------------------------------------------------------------------------------
 
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and CUDA_VISIBLE_DEVICES=0")
+GPU = pytest.param("cuda", marks=NEEDS_GPU)
+
+
 class Mixed(gymnasium.Env[Any, Any]):
     """Episodes of 1 to 9 steps, with leaves of several dtypes."""
 
@@ -206,13 +211,14 @@ def assert_same(batch: Any, arrays: Any) -> None:
     elif arrays.dtype.kind in "OTU":
         assert batch.tolist() == arrays.tolist()
     else:
-        found = batch.numpy()
+        found = batch.cpu().numpy()
         assert (found.dtype, found.shape, found.tobytes()) == (arrays.dtype, arrays.shape, arrays.tobytes())
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_on_a_device_give_the_same_batches(mixed: Any, kind: str) -> None:
-    there, here = KINDS[kind](mixed, cache="cpu", seed=3), KINDS[kind](mixed, cache="memory", seed=3)
+def test_rows_on_a_device_give_the_same_batches(mixed: Any, kind: str, device: str) -> None:
+    there, here = KINDS[kind](mixed, cache=device, seed=3), KINDS[kind](mixed, cache="memory", seed=3)
     for _ in range(5):
         assert_same(next(there), next(here))
     assert there.state_dict()["number"] == 5
@@ -222,11 +228,61 @@ def test_rows_on_a_device_give_the_same_batches(mixed: Any, kind: str) -> None:
     assert_same(next(again), next(here))
 
 
+class Stream:
+    """A stream of CUDA that is not there; notes what is asked of it."""
+
+    def __init__(self, calls: list[str]):
+        self.calls, self.events = calls, 0
+
+    def record_event(self) -> str:
+        self.events += 1
+        self.calls.append(f"recorded {self.events}")
+        return f"event {self.events}"
+
+    def wait_event(self, event: str) -> None:
+        self.calls.append(f"wait for {event}")
+
+
+@pytest.fixture
+def stream_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What BatchStream(device="cpu") asks of streams, as if the CPU had some."""
+    calls: list[str] = []
+    side, consumer = Stream(calls), Stream(calls)
+
+    @contextlib.contextmanager
+    def used(stream: Any) -> Any:
+        assert stream is side
+        calls.append("side stream")
+        yield
+        calls.append("consumer")
+
+    class Transfers(gym_trace.exchange.torch._Transfers):
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            self._stream: Any = side
+
+    monkeypatch.setattr(gym_trace.exchange.torch, "_Transfers", Transfers)
+    monkeypatch.setattr(torch.cuda, "stream", used)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: consumer)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: calls.append("held"))
+    return calls
+
+
+@pytest.mark.parametrize("where", ["the CPU", "the CPU, as if it had streams", GPU])
 @pytest.mark.parametrize("cache", ["memory", "disk", "cpu", None])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_to_a_device_gives_the_same_batches(
-    mixed: Any, kind: str, cache: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixed: Any,
+    kind: str,
+    cache: str | None,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
+    device = "cuda" if where == "cuda" else "cpu"
+    if "streams" in where:
+        request.getfixturevalue("stream_calls")
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path))
     options: dict[str, Any] = {"cache": cache, "seed": 3}
     if kind != "weighted":
@@ -238,7 +294,7 @@ def test_a_stream_to_a_device_gives_the_same_batches(
     batches = KINDS[kind](mixed, **options)
     expected = KINDS[kind](mixed, **{**options, "cache": "memory" if cache == "cpu" else cache})
     for _ in range(1 if kind == "weighted" else 2):  # epochs
-        for number, (batch, arrays) in enumerate(zip(BatchStream(batches, device="cpu"), expected, strict=False)):
+        for number, (batch, arrays) in enumerate(zip(BatchStream(batches, device=device), expected, strict=False)):
             assert_same(batch, arrays)
             assert batches.state_dict()["number"] == expected.state_dict()["number"] == number + 1
             if kind == "weighted":
@@ -248,7 +304,7 @@ def test_a_stream_to_a_device_gives_the_same_batches(
                     break
 
 
-def test_a_stream_to_a_device_continues_where_its_batches_are(mixed: Any) -> None:
+def test_a_stream_to_a_device_continues_where_its_batches_are(mixed: Any, stream_calls: list[str]) -> None:
     batches, expected = mixed.windows(2, 4, replacement=False), mixed.windows(2, 4, replacement=False)
     stream = iter(BatchStream(batches, device="cpu", dtype=torch.float16))
     assert next(stream)["observations"]["vector"].dtype == torch.float16
@@ -257,43 +313,26 @@ def test_a_stream_to_a_device_continues_where_its_batches_are(mixed: Any) -> Non
     assert batches.state_dict()["number"] == 8
 
 
-def test_copies_have_a_stream_of_their_own_that_the_consumer_waits_for(
-    mixed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-
-    class Stream:
-        events = 0
-
-        def record_event(self) -> str:
-            self.events += 1
-            calls.append(f"recorded {self.events}")
-            return f"event {self.events}"
-
-        def wait_event(self, event: str) -> None:
-            calls.append(f"wait for {event}")
-
-    @contextlib.contextmanager
-    def used(stream: Any) -> Any:
-        calls.append("side stream")
-        yield
-        calls.append("consumer")
-
-    consumer = Stream()
-    monkeypatch.setattr(torch.cuda, "stream", used)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: consumer)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: calls.append("held"))
-    transfers = gym_trace.exchange.torch._Transfers(mixed.transitions(4, columns="rewards"), "cpu", None)
-    transfers._stream = Stream()
-    batches = iter(transfers)
-    next(batches)
-    tensors_of_a_batch = 4
+def test_copies_have_a_stream_of_their_own_that_the_consumer_waits_for(mixed: Any, stream_calls: list[str]) -> None:
+    stream = iter(BatchStream(mixed.transitions(4, columns="rewards"), device="cpu"))
+    columns = len(next(stream))
     copied = [["side stream", f"recorded {number}", "consumer"] for number in range(1, 5)]
-    held = ["held"] * tensors_of_a_batch
-    assert calls == [*copied[0], *copied[1], *copied[2], "wait for event 1", *held]
-    calls.clear()
-    next(batches)
-    assert calls == [*copied[3], "wait for event 2", *held]
+    held = ["held"] * columns
+    assert stream_calls == [*copied[0], *copied[1], *copied[2], "wait for event 1", *held]
+    stream_calls.clear()
+    next(stream)
+    assert stream_calls == [*copied[3], "wait for event 2", *held]
+
+
+def test_small_arrays_are_copied_together() -> None:
+    random = np.random.default_rng(0)
+    arrays = [
+        random.integers(0, 2, (3, 5)).astype(dtype) for dtype in ("?", "u1", "i2", "u4", "i8", "f2", "f8", "c16")
+    ] + [np.zeros((4, 0)), np.arange(7)[::2]]
+    found = _packed(arrays, torch.device("cpu"))
+    for tensor, array in zip(found, arrays, strict=True):
+        assert_same(tensor, array)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found}) == 1
 
 
 def test_a_device_that_is_missing_or_too_small_is_named(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,10 +64,10 @@ def in_tensors(columns: dict[Path, Any], device: torch.device, pinned: bool = Fa
 def sent(tree: Any, device: torch.device) -> Any:
     """Return a tree with its numeric arrays as tensors on a device; copies to CUDA run in the background.
 
-    Small arrays are copied together: their tensors share memory.
+    Small arrays are copied together: their tensors share memory. On the CPU tensors share the memory of the arrays.
     """
     arrays = {id(leaf): leaf for leaf in leaves_of(tree) if isinstance(leaf, np.ndarray) and _type_of(leaf.dtype)}
-    small = [array for array in arrays.values() if array.nbytes <= _PACKED_BYTES]
+    small = [array for array in arrays.values() if device != _CPU and array.nbytes <= _PACKED_BYTES]
     packed = dict(zip(map(id, small), _packed(small, device))) if len(small) > 1 else {}
 
     def moved(leaf: Any) -> Any:
