@@ -245,7 +245,7 @@ class Stream:
 
 @pytest.fixture
 def stream_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What BatchStream(device="cpu") asks of streams, as if the CPU had some."""
+    """Return the calls of streams by BatchStream(device="cpu"), as if the CPU had some."""
     calls: list[str] = []
     side, consumer = Stream(calls), Stream(calls)
 
