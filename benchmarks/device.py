@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import inspect
 import json
 import os
 import platform
@@ -124,7 +123,7 @@ def stepped(side: Any, workload: Workload, is_small: bool) -> dict[str, Any]:
             "packed": side.packed(made(), numbers),
             "side": side.packed(made(), numbers, _LAG),
             "recorded": recorder(),
-            **({"lag": recorder(device_lag=_LAG)} if has_lag() else {}),
+            "lag": recorder(device_lag=_LAG),
         }
         actions = side.actions(workload.lanes, 4 if is_small else _STEPS)
         found: dict[str, list[float]] = {name: [] for name in ways}
@@ -141,10 +140,6 @@ def stepped(side: Any, workload: Workload, is_small: bool) -> dict[str, Any]:
     return {"lanes": workload.lanes, "recorded": workload.recorded, "step": workload.step, "us": found}
 
 
-def has_lag() -> bool:
-    return "device_lag" in inspect.signature(TraceRecordingVectorWrapper.__init__).parameters
-
-
 def scratch() -> str | None:
     """Return a directory in memory, so that no disk is measured."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -153,7 +148,7 @@ def scratch() -> str | None:
 def checked(side: Any, lanes: int, steps: int) -> dict[str, int]:
     """Record with and without lag, and compare the traces with logs of what step() returned."""
     episodes = wrong = 0
-    for options in ({}, {"lanes": lanes // 8}, *([{"device_lag": _LAG}] if has_lag() else [])):
+    for options in ({}, {"lanes": lanes // 8}, {"device_lag": _LAG}):
         with tempfile.TemporaryDirectory(dir=scratch()) as directory:
             envs = TraceRecordingVectorWrapper(side.envs(lanes, horizon=9), f"{directory}/trace", **options)
             seen, acted, results = [side.array(envs.reset()[0])], [], []

@@ -202,9 +202,11 @@ class Side:
         for name, source in sources.items():
             copies = (source.to(self.device, copy=True) for _ in iter(int, 1))
             found[name] = self._throughput(copies, seconds / 4)
-        windows = gym_trace.open_trace(directory).windows(16, batch_size=256, seed=0)
-        batches = (batch["observations"] for batch in BatchStream(windows, device=self.device))
-        found["windows"] = self._throughput(batches, seconds)
+        trace = gym_trace.open_trace(directory)
+        for name, cache in (("windows", "memory"), ("windows, cached on the device", self.device)):
+            windows = trace.windows(16, batch_size=256, seed=0, cache=cache)
+            batches = (batch["observations"] for batch in BatchStream(windows, device=self.device))
+            found[name] = self._throughput(batches, seconds)
         return found
 
     def _throughput(self, batches: Iterator[Any], seconds: float) -> float:
