@@ -63,9 +63,18 @@ class Lanes:
             return None
 
     def _on_host(self, batch: Any) -> Any:
-        if type(batch) is not np.ndarray and is_on_device(batch):
-            raise LookupError("it is copied together with other arrays")
-        return self.host_rows(batch)
+        kind = type(batch)
+        library = "" if kind is np.ndarray else library_of(kind)
+        if library == PYTORCH and batch.is_cpu:
+            try:
+                batch = batch.numpy()
+            except (TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
+                return self.rows(batch)
+        elif library:
+            if is_on_device(batch):
+                raise LookupError("it is copied together with other arrays")
+            batch = plain_array(batch)
+        return batch if self.numbers is None else taken_rows(batch, self.numbers, self.count, self._indices)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_indices": {}}
