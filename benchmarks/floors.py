@@ -20,7 +20,7 @@ from contestants import Contestant
 from gym_trace import open_trace
 from gym_trace.format.columns import ZSTD, decode
 
-RING_BYTES = 64 << 20  # of observations, more than a processor's cache
+RING_BYTES = 64 << 20  # size of the observations, more than a processor's cache
 RING_ROWS = 1024  # at most
 CANNED_ROWS = 16
 MOST_STEPS = 1_000_000  # steps compressed with zstd -19 and xz -9
@@ -169,7 +169,7 @@ def sizes(contestant: Contestant, task: dict[str, Any]) -> dict[str, float]:
     taken = int(np.searchsorted(np.cumsum(trace.episodes["steps"]), MOST_STEPS)) + 1
     total = {"zstd -19": 0, "xz -9": 0}
     for name in (*sorted(_READ), *_FLAGS):
-        compressors: dict[int, list[Any]] = {}  # of each leaf
+        compressors: dict[int, list[Any]] = {}  # by leaf
         for episode in trace.scan(columns=(name,), episodes=slice(taken)):
             for leaf, rows in enumerate(_leaves(getattr(episode, name))):
                 if leaf not in compressors:

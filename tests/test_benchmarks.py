@@ -117,7 +117,7 @@ def test_the_report_lists_every_contestant_and_reasons_for_missing_ones(tmp_path
         assert title in tables["Contestants"]
     assert "needs another Python" in text
     assert "failed: it broke" in text
-    assert "measured elsewhere" in tables["Recording"]  # of gym_recording, which was not installed
+    assert "measured elsewhere" in tables["Recording"]  # gym_recording was not installed
     assert "0.50 (0.50 – 0.50)" in tables["Killed"]
     assert "everything: nothing there" in tables["Killed"]
     assert {"recording.svg", "growth.svg"} <= {path.name for path in tmp_path.iterdir()}

@@ -72,7 +72,7 @@ def test_documents_name_and_import_public_names(page: Path) -> None:
 
 
 def test_classes_that_public_functions_return_are_public() -> None:
-    opaque = {"gym_trace.format.ring.segment.Segment"}  # of formats.Imported, which importers only hand on
+    opaque = {"gym_trace.format.ring.segment.Segment"}  # in formats.Imported, which importers only hand on
     assert not public_api.unnamed_results() - opaque
 
 

@@ -59,7 +59,7 @@ class Job:
     seed: int = 0
     steps: int = 500_000
     workers: int = 1
-    lanes: int = 4  # of all workers
+    lanes: int = 4  # in all workers
     rollout: int = 128
     minibatches: int = 4
     epochs: int = 4

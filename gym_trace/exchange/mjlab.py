@@ -33,7 +33,7 @@ STATE = (
     *("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "qfrc_applied", "xfrc_applied", "eq_active"),
     *("mocap_pos", "mocap_quat"),
 )
-_PREFIX = "sim/"  # of the annotations that hold them
+_PREFIX = "sim/"  # begins the names of their annotations
 
 
 def recorder(

@@ -66,11 +66,11 @@ class EncodingThreads:
     """
 
     def __init__(self, level: int, count: int):
-        self.workspace = Workspace(level)  # of the caller's thread
+        self.workspace = Workspace(level)  # for the caller's thread
         self.count = count
         self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._threads: list[_EncodingThread] = []
-        self._workspaces: list[Workspace] = []  # of threads that have ended
+        self._workspaces: list[Workspace] = []  # left by threads that have ended
 
     def submit(self, job: Job[Any]) -> None:
         """Let a thread do the job, unless the caller asks for its result before."""

@@ -347,7 +347,7 @@ def test_registered_arguments_need_no_trust(forge: Forge, monkeypatch: pytest.Mo
     monkeypatch.setitem(gymnasium.registry, "Filed-v0", spec)
     trace = open_trace(forge(id="Filed-v0", render_mode="a/b"))
     monkeypatch.setitem(gymnasium.registry, "Filed-v0", spec)
-    with pytest.warns(UserWarning, match="render_mode"):  # of Gymnasium
+    with pytest.warns(UserWarning, match="render_mode"):  # Gymnasium's
         assert trace.make_env()
 
 

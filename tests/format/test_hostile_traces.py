@@ -13,7 +13,7 @@ import pytest
 from hostile_forgeries import FORGERIES
 from long_tests import LONG, sampled
 
-SECONDS, SECONDS_A_MB = 30.0, 90.0  # of processor time, for all that reads a trace together: some thirty readings
+SECONDS, SECONDS_A_MB = 30.0, 90.0  # limits of processor time for some thirty readings of a trace
 MEMORY, MEMORY_A_BYTE = 700 << 20, 150  # bytes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures processes")

@@ -10,7 +10,7 @@ from scripted_env import bits, row_bits
 
 from gym_trace import Episode
 
-Choose = Callable[[Any, Any, Any], Any]  # of the space, the observation and the info
+Choose = Callable[[Any, Any, Any], Any]  # takes the space, the observation and the info
 
 
 @dataclass

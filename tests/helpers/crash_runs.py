@@ -30,7 +30,7 @@ import numpy as np
 from crash_victims import CallLog, DyingEnv, canonical
 from forked_python import HELPERS
 
-MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
+MEMORY = Path("/sys/fs/cgroup/memory")  # cgroups version 1
 MEMORY_2 = Path("/sys/fs/cgroup")
 FAILED = 99 << 8  # status of a victim that failed instead of dying
 _NEAR = "/gym_trace/(recording|format/ring/(row_slab|log|memory|lanes/(slab|writer)))"

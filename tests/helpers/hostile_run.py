@@ -38,7 +38,7 @@ from gym_trace.exchange.formats.registry import importer_named, importers
 from gym_trace.format import columns as decoding
 from gym_trace.format import manifest, wire
 
-MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
+MEMORY, SECONDS = 3 << 30, 20  # limits: memory of a process, processor time for one action
 EXIT_CODES = (0, 1, 3, 4, 5)
 # It is wrong usage to ask for one of these.
 NOTHING_THERE = ("the trace has 0 episodes", "no episode to save", "has no infos", "has 0 steps", "has ended there")

@@ -151,7 +151,7 @@ def _streamed(trace: Trace, out: Path) -> None:
 
 
 def _normalization(trace: Trace, out: Path) -> None:
-    trace[:].normalization()  # of a view, which is not cached
+    trace[:].normalization()  # a view's normalization is not cached
 
 
 def _find_steps(trace: Trace, out: Path) -> None:

@@ -3,7 +3,7 @@
 class TestMine(StorageContract):
     @pytest.fixture
     def storage(self):
-        return MyStorage(...)  # of a place that is not there yet
+        return MyStorage(...)  # its directory does not exist yet
 """
 
 import copy

@@ -84,7 +84,7 @@ def test_an_episode_keeps_its_arrays(tmp_path: Path) -> None:
 
 def test_a_scan_does_not_overwrite_arrays_of_an_earlier_one(tmp_path: Path) -> None:
     record_lengths(tmp_path / "a", [50, 70])
-    record_lengths(tmp_path / "b", [70, 50])  # of the same sizes, so that its memory would fit
+    record_lengths(tmp_path / "b", [70, 50])  # the same sizes, so that its memory would fit
     kept: list[Any] = []
     scan_recorded_traces(tmp_path / "a", lambda *arrays: kept.append(arrays))
     expected = bits(kept)

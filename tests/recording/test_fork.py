@@ -207,7 +207,7 @@ if __name__ == "__main__":
 
 def test_forks_from_another_thread_lose_nothing(tmp_path):
     script = """
-warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this is about them
+warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads, which this tests
 env = start(flush_seconds=0.01)
 env.reset()
 done = threading.Event()

@@ -56,7 +56,7 @@ def test_a_ring_is_made_as_soon_as_there_are_file_descriptors(
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "gym_trace"):
-        patch.setattr("gym_trace.storage.local.open", short, raising=False)  # of the list of mounts
+        patch.setattr("gym_trace.storage.local.open", short, raising=False)  # opens the list of mounts
         acted(env, "reset", action, "flush", action)
     assert len(caplog.records) == 1
     assert "no file descriptors left" in caplog.text

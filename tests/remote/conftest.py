@@ -22,7 +22,7 @@ import s3fs
 from azure.storage.blob import BlobServiceClient
 
 BUCKET = "traces"
-ACCOUNT = "devstoreaccount1"  # of everybody's azurite
+ACCOUNT = "devstoreaccount1"  # the account of every azurite
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 SCHEMES = {"moto": "s3", "ministack": "s3", "azurite": "az", "fake-gcs-server": "gs"}
 FOLDER = Path(sys.executable).parent

@@ -32,7 +32,7 @@ from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at
 from gym_trace.tools.statistics.describe import find_traces
 
 KILLS = int(os.environ.get("KILLS", "100"))
-RATE = 0.2  # of requests that fail
+RATE = 0.2  # share of the requests that fail
 
 
 class TestStores(ReadContract):

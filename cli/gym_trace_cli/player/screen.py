@@ -24,7 +24,7 @@ Picture = npt.NDArray[np.uint8]  # (H, W, 3)
 
 _COLOURLESS = ("dumb", "unknown", "vt", "ansi", "emacs")  # beginnings of TERM
 _SHADES = np.array(list(" .:-=+*#%@"))
-# Of the 256 colours, 16 to 231 are a cube with these levels of red, green and blue, and the rest are greys.
+# Colours 16 to 231 of the 256 are a cube with these levels of red, green and blue; the rest are greys.
 _LEVELS = np.array([0, 95, 135, 175, 215, 255])
 _GREYS = 8 + 10 * np.arange(24)
 _MOST_COLOURS = 256  # in a sixel image

@@ -22,7 +22,7 @@ from gym_trace.storage.local import size_on_disk
 
 _MOST_JSON = 64 << 20  # bytes of a file
 _MOST_MEMORY = 256 << 20  # estimated bytes of the values of a batch
-_JSON_PREFIX = "\0"  # of JSON in place of text
+_JSON_PREFIX = "\0"  # marks JSON in place of text
 _MEMORY = {b",": 40, b"[": 64, b"{": 64, b":": 100}  # bytes of an item, a list, a map and an entry of a map
 _FREE_BYTES, _BYTES_PER_BYTE = 16 << 20, 4096  # decompressed bytes of any file, and per stored byte
 _FREE_ROWS, _ROWS_PER_BYTE, _EPISODES_PER_BYTE = 64 << 10, 1024, 4  # rows or episodes of any file, and per stored byte

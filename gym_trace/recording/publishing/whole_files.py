@@ -16,7 +16,7 @@ from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, 
 from gym_trace.storage.staging import replaced_file
 
 _BLOCK_BYTES = 8 << 20  # per request
-_BLOCKS_AT_ONCE = 4  # of a file
+_BLOCKS_AT_ONCE = 4  # per file
 OnBytes = Callable[[int], None]
 
 

@@ -68,7 +68,7 @@ class Lanes:
         if library == PYTORCH and batch.is_cpu:
             try:
                 batch = batch.numpy()
-            except (TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
+            except (TypeError, RuntimeError):  # the dtype is not NumPy's, or it has gradients
                 return self.rows(batch)
         elif library:
             if is_on_device(batch):
@@ -98,7 +98,7 @@ def taken_rows(batch: Any, rows: Array, count: int, indices: dict[Any, Any] | No
     if library == PYTORCH and batch.is_cpu:  # plain_array() takes longer
         try:
             return batch.numpy().take(rows, 0)
-        except (TypeError, RuntimeError):  # of a dtype that NumPy lacks, or with gradients
+        except (TypeError, RuntimeError):  # the dtype is not NumPy's, or it has gradients
             batch = batch.detach()
     if library == PYTORCH or is_on_device(batch):
         return plain_array(_gathered(batch, rows, library, {} if indices is None else indices))

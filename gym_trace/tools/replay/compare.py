@@ -126,7 +126,7 @@ class EpisodeComparison:
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
-        self._unknown_row = -1 if episode.has_final_observation else len(episode)  # of the observations
+        self._unknown_row = -1 if episode.has_final_observation else len(episode)  # index in the observations
         self._reset_info = episode.reset_info if "infos" in columns else None
         self._infos = None if self._reset_info is None else infos_of(episode)
 

@@ -33,7 +33,7 @@ from gym_trace.tools.replay.observations import ObservationRows
 IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
 UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
 
-_MOST_CHARACTERS = 4000  # of a crash report
+_MOST_CHARACTERS = 4000  # kept of a crash report
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; longer episodes are read row by row
 _STEPS_LOST = "earlier steps were filtered out or lost"
 _UNKNOWN_START = "reset without a seed, and no generator state recorded"

@@ -22,7 +22,7 @@ from gym_trace.tools.statistics.describe import plain, space_text
 from gym_trace.tools.statistics.summary import summarize
 
 _HUGE = 1e300  # returns of this size or more are not used in calculations
-_MOST_CHARACTERS = 20_000  # of a text with line breaks
+_MOST_CHARACTERS = 20_000  # limit of a text with line breaks
 _MOST_LISTED = 8  # environments, policies …; more are only counted
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B",
           "10B<n<100B", "100B<n<1T", "n>1T")  # fmt: skip

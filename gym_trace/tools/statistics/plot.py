@@ -32,7 +32,7 @@ _MEANS = 400  # across the plot
 _BINS = 40
 _HUGE = 1e100  # values of this size or more are left out: matplotlib squares some
 _MOST_GROUPS, _MOST_OBJECTIVES = 7, 4
-_MOST_CHARACTERS = 32  # of a name
+_MOST_CHARACTERS = 32  # limit of a name
 # Okabe and Ito, "Color Universal Design" (2008): distinct also for the colour-blind.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 _GREY, _INK, _GRID = "#9aa0a6", "#333333", "#e6e6e6"

@@ -249,7 +249,7 @@ def _running_time(starts: Array, durations: Array) -> float:
     starts, durations = starts[is_known], durations[is_known]
     order = np.argsort(starts, kind="stable")
     begins, ends = starts[order], (starts + durations)[order]
-    latest_ends = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # of all earlier episodes
+    latest_ends = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # over all earlier episodes
     return float(unknown + np.maximum(0, ends - np.maximum(begins, latest_ends)).sum(dtype=np.float64)) / 1e9
 
 

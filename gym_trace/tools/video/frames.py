@@ -26,8 +26,8 @@ from gym_trace.tools.replay.observations import ObservationRows
 from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.video.simulate import DEFAULT_FPS, fps_of
 
-_MOST_CHARACTERS = 60  # of a value in a caption
-_MOST_BYTES = 64 << 20  # of compressed frames, stored for seeking back
+_MOST_CHARACTERS = 60  # limit of a value in a caption
+_MOST_BYTES = 64 << 20  # limit of the compressed frames that are stored for seeking back
 
 
 class Viewer(Protocol):

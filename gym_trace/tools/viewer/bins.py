@@ -15,7 +15,7 @@ import numpy as np
 from gym_trace.data.values import Array
 
 BASE = 64  # rows of the narrowest cached bins
-_MOST_COLUMN_BYTES = 8 << 20  # of cached bins
+_MOST_COLUMN_BYTES = 8 << 20  # limit of the cached bins
 _BIN_BYTES = 40  # per bin and item
 _OVERHEAD = 1 << 10  # further bytes per column
 

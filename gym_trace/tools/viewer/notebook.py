@@ -13,10 +13,10 @@ from gym_trace.playback.trace import Trace
 from gym_trace.tools.viewer.answers import Answers
 from gym_trace.tools.viewer.saving import embedded
 
-_MOST_BYTES = 1_000_000  # of a cell
-_MOST_STEPS = 20_000  # of an episode in a cell
+_MOST_BYTES = 1_000_000  # limit of a cell
+_MOST_STEPS = 20_000  # limit of an episode in a cell
 _MOST_LISTED = 10_000  # episodes in the list of a trace
-_MOST_EPISODES = 20  # of a trace in a cell
+_MOST_EPISODES = 20  # limit of a trace in a cell
 _HEIGHTS = {"episode": 640, "trace": 560}  # pixels
 
 

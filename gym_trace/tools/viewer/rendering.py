@@ -24,7 +24,7 @@ from gym_trace.tools.video.simulate import fps_of
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import MOST_FRAMES, RENDERED, ViewedEpisode
 
-_MOST_BYTES = 1 << 30  # of all images in the temporary directory
+_MOST_BYTES = 1 << 30  # limit of all images in the temporary directory
 _MOST_EPISODES = 32  # whose images are stored
 _MOST_WAITING = 8  # episodes that wait to be rendered
 _NICENESS = 5

@@ -28,8 +28,8 @@ from gym_trace.tools.viewer.trace import ViewedTrace
 MOST_BYTES = 25_000_000  # most mail servers accept this size
 _STEPS, _FRAMES = 32, 16  # rows of one answer, as requested by the page
 _LEVEL, _GZIP = 6, 31  # level and window of zlib
-_LIST_BYTES = 64  # of an episode in the list, at most
-_TRACE_BYTES = 1 << 16  # of the descriptions of traces
+_LIST_BYTES = 64  # limit per episode in the list
+_TRACE_BYTES = 1 << 16  # limit of the descriptions of traces
 _MOST_WEBP_PIXELS = 16383  # per side
 _CHARSET = b'<meta charset="utf-8">'
 _SCRIPT = b'<script type="module" src="app.js"></script>'

@@ -32,7 +32,7 @@ from gym_trace.tools.viewer.values import to_json
 MOST_ROWS = 2000  # rows of the table of episodes in one answer
 _SELECTIONS = 8  # number of cached selections
 _MOST_NOTES = 20  # on damage
-_MOST_CHARACTERS = 2000  # of a fact
+_MOST_CHARACTERS = 2000  # limit of a fact
 _MOST_CHECKED = 4 << 30  # bytes; damage is not searched for in larger traces
 _MOST_WORDS = 256  # distinct values of a text column in an answer
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1

@@ -11,10 +11,10 @@ import numpy as np
 from gym_trace.data.values import EnumMember, Misfit, Unstored
 from gym_trace.printable import integer, key_text, shown
 
-MOST_NUMBERS = 64  # of a listed array
-_MOST_ITEMS = 256  # of a list or map
+MOST_NUMBERS = 64  # limit of a listed array
+_MOST_ITEMS = 256  # limit of a list or map
 _DEEPEST = 16  # levels of nested values
-_MOST_CHARACTERS = 4096  # of a text
+_MOST_CHARACTERS = 4096  # limit of a text
 _SAFE = 1 << 53  # numbers of JavaScript are exact below
 
 

@@ -22,7 +22,7 @@ from gym_trace.training.settings import Settings
 
 _ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
 _LARGE, _SMALL = 64, 36  # pixels, of the shorter side
-_MAX_DEVIATIONS = 10.0  # of a normalized observation
+_MAX_DEVIATIONS = 10.0  # limit of a normalized observation
 _LOG_STD = (-5.0, 2.0)
 _FORBIDDEN = -1e9  # logit of an action that is masked out
 

@@ -19,7 +19,7 @@ from gym_trace.training.proof.result import Proof, tally
 GIT_NOTE = "git-note"
 _REF = "gym-trace"
 _KEY = "gym_trace_log"
-_MAX_BYTES = 16 << 20  # of anchors
+_MAX_BYTES = 16 << 20  # limit of a file of anchors
 _GIT_SECONDS = 60.0  # limit on one git command
 # Opening a pipe without a reader would block.
 _APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)

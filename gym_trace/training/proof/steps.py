@@ -16,7 +16,7 @@ from gym_trace.training.proof.state import Devices, device_of, digest_of, placed
 from gym_trace.training.proof.trace_checks import lanes_of
 
 OWN = ("observations", "next_observations", "actions", "rewards", "terminations", "truncations", "dones")
-_CACHE_BYTES = 256 << 20  # of decoded columns
+_CACHE_BYTES = 256 << 20  # limit of the cache of decoded columns
 _STRIDE = 1 << 40  # offset between the step numbers of two lanes
 
 
@@ -86,7 +86,7 @@ class RecordedSteps:
         # First step of each episode; the steps of a lane are numbered from lane * _STRIDE on.
         self._begins = np.array([lane * _STRIDE + begin for lane in sorted(lanes) for begin in lanes[lane][1]], int)
         ends = [int(begins[-1]) + int(trace.episodes["steps"][rows[-1]]) for rows, begins in lanes.values()]
-        self._max_steps = max(ends, default=0)  # of a lane
+        self._max_steps = max(ends, default=0)  # in any lane
         self._columns: dict[tuple[str, int], Array] = {}  # by name and episode
         self._bytes = 0
 

@@ -16,7 +16,7 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-ROWS = 7  # of episodes of 3 and 4 steps
+ROWS = 7  # in episodes of 3 and 4 steps
 EPISODES = [5] * 3 + [9] * 4
 STATES = np.arange(2.0 * ROWS, dtype=np.float32).reshape(ROWS, 2)
 ACTIONS = list(range(ROWS))

@@ -96,7 +96,7 @@ class Page:
     def until(self, script, *arguments):
         """Wait until a script returns something true, and return that."""
         end = time.monotonic() + SECONDS
-        script = f"try {{ return {script} }} catch (error) {{ return null }}"  # of elements that are not there yet
+        script = f"try {{ return {script} }} catch (error) {{ return null }}"  # elements may not be there yet
         while not (found := self.run(script, *arguments)):
             assert time.monotonic() < end, (script, self.run("return document.body.innerText")[:2000], self.messages())
             time.sleep(0.02)

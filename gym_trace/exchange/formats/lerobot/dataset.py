@@ -17,7 +17,7 @@ from gym_trace.exchange.formats.lerobot.features import ABOUT, COUNTED, DATA, TA
 from gym_trace.exchange.formats.parquet.tables import batches, is_text, located, parquet_file
 
 _MOST_TASK_TEXT = 64 << 20  # characters of all tasks
-_MOST_ELEMENTS = 1 << 27  # of a row
+_MOST_ELEMENTS = 1 << 27  # per row
 _MOST_TASKS = 1 << 20
 _NUMBERS = frozenset(np.dtype(letter).name for letter in "?bhilqBHILQefd")
 _EPISODE_COLUMNS = ("episode_index", "length")

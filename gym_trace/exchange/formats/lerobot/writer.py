@@ -156,7 +156,7 @@ class DatasetWriter:
         self._samples = {feature.name: _ImageSample() for feature in features if feature.is_picture}
         self._rows: dict[str, list[Any]] = {}
         self._steps: list[tuple[int, int, int]] = []  # runs of steps: episode, first step, count
-        self._row_bytes, self._row_count = 0, 0  # of the collected rows
+        self._row_bytes, self._row_count = 0, 0  # collected so far
         self._episodes: list[dict[str, Any]] = []  # complete ones whose rows are not written yet
         self._open: dict[str, Any] = {}  # position of the open episode in the files
         # Statistics by feature, of the written rows of the open episode, and of all written episodes.
@@ -283,7 +283,7 @@ class DatasetWriter:
             earlier_episodes = [np.full(len(part["count"]), run_episodes[0]) for part in earlier]
             episodes = np.concatenate([*earlier_episodes, run_episodes])
             first = np.flatnonzero(np.diff(episodes, prepend=-1))
-            end = first[complete] if complete < len(first) else len(episodes)  # of the parts of complete episodes
+            end = first[complete] if complete < len(first) else len(episodes)  # end of the complete episodes
             if complete:
                 by_feature[name] = statistics.merged({key: part[:end] for key, part in parts.items()}, first[:complete])
             if end < len(episodes):

@@ -155,7 +155,7 @@ def _text(facts: Mapping[str, Any], *names: str) -> str | None:
 
 _KIND = "Minari"
 _IMPORTED_KEYS = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
-_REMOVED_FIELDS = ("apply_api_compatibility", "autoreset")  # of EnvSpec, before gymnasium 1.0
+_REMOVED_FIELDS = ("apply_api_compatibility", "autoreset")  # EnvSpec had them before gymnasium 1.0
 _WARNINGS = (
     "Minari stores only the flags at the end of an episode; its DataCollector marks incomplete episodes as truncated",
     "Minari stores no episode times and no versions of the recorder",

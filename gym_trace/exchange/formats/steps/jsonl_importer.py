@@ -24,7 +24,7 @@ _LONGEST_LINE = 256 << 20  # bytes
 _MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # steps per part, and bytes of their lines
 _MOST_ELEMENTS = 1 << 25  # per row of an inferred space
 _FLAGS = ("terminations", "truncations")
-_FIRST_TYPES = ("trace", "columns", "episode")  # of the first line
+_FIRST_TYPES = ("trace", "columns", "episode")  # accepted in the first line
 _MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 

@@ -19,7 +19,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
 
 _DEFLATE_LEVEL = 1  # compression takes most of the time
-_JSON_SUFFIX = ".jsonl"  # of columns without a dtype
+_JSON_SUFFIX = ".jsonl"  # file of the columns without a dtype
 
 
 def write_npz(

@@ -28,7 +28,7 @@ from gym_trace.printable import printable
 
 EXACT = "exact"  # component with the bytes of rows that float64 scalars cannot hold
 _MOST_PLOTTED = 256  # numbers per row; larger rows are stored as EXACT alone
-_MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of the columns, before they are sent
+_MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # limits of the columns that are sent together
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _ChunkBuilder:
     def __init__(self, source: ExportSource, columns: list[ViewColumn]):
         self._source, self._columns = source, columns
         self._clear()
-        self._first_row = 0  # of the episode
+        self._first_row = 0  # where the episode begins
 
     def _clear(self) -> None:
         self._rows: dict[str, list[Array]] = {column.name: [] for column in self._columns}

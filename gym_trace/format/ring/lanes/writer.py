@@ -88,7 +88,7 @@ class LaneWriter:
         self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
         self._flags = by_time[TERMINATIONS], by_time[TRUNCATIONS]
         self._rewards: dict[np.dtype[Any], Array] = {_FLOAT: by_time[REWARDS]}
-        self._buffers = _NO_BUFFERS  # of the current step
+        self._buffers = _NO_BUFFERS  # for the current step
         # The last actions, if they are not all in columns, and their log bytes.
         self._odd: tuple[list[ColumnRows], int] | None = None
         self._expect_rewards(type_code(_FLOAT))
