@@ -21,7 +21,7 @@ try:
     from torch.utils.data import Dataset, IterableDataset, get_worker_info
 except ImportError as missing:
     raise MissingExtra(f"tensors need PyTorch ({missing}): pip install torch") from missing
-from gym_trace.playback.sampling.on_device import TensorBatches, available, reader_of, sent
+from gym_trace.playback.sampling.on_device import TensorBatches, available, reader_of, sent, type_of
 
 __all__ = ["BatchItems", "BatchStream", "collated", "tensors"]
 
@@ -30,7 +30,8 @@ _LOOP_IDS = 1 << 31  # a loop over a DataLoader is known by the seed that its wo
 
 
 def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
-    """Return the numeric arrays of a batch as tensors, which share memory with writable arrays. Keep other values.
+    """Return the numeric arrays of a batch as tensors, which share memory with writable arrays. Keep other values, and
+    arrays of dtypes that PyTorch lacks.
 
     device: of the tensors. dtype: of floats; None: as recorded.
     """
@@ -40,7 +41,7 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
             converted = rows
         else:
             array = np.asarray(rows)
-            if array.dtype.kind not in "biufc":
+            if type_of(array.dtype) is None:
                 return rows
             converted = torch.from_numpy(array if array.flags.writeable else array.copy())
         if device is None and dtype is None:

@@ -138,6 +138,8 @@ def test_tensors_share_memory_and_have_the_dtype_that_was_asked_for(trace: Any) 
     assert tensors(batch, dtype=torch.float32)["rewards"].dtype == torch.float32
     assert same["actions"].dtype == torch.int64
     assert same["terminations"].dtype == torch.bool
+    for unknown in (np.ones(2, np.longdouble), np.ones(2, ">f4")):
+        assert tensors({"rows": unknown})["rows"] is unknown
 
 
 # -- on a device ------------------------------------------------------------------------------------------------------
@@ -311,6 +313,19 @@ def test_a_stream_to_a_device_continues_where_its_batches_are(mixed: Any, stream
     batches.load_state_dict({**batches.state_dict(), "number": 7})
     assert torch.equal(next(stream)["first_step"], torch.from_numpy(expected.at(7)["first_step"]))
     assert batches.state_dict()["number"] == 8
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "random"])
+def test_a_stream_to_a_device_relabels_goals(tmp_path: Path, stream_calls: list[str], strategy: str) -> None:
+    random = np.random.default_rng(0)
+    observations = {key: random.normal(size=(31, 2, 3)) for key in ("observation", "achieved_goal", "desired_goal")}
+    zeros = np.zeros((30, 2))
+    with gym_trace.TraceWriter(tmp_path) as writer:
+        writer.rollouts(observations, zeros, zeros, random.random((30, 2)) < 0.2, zeros)
+    goals = gym_trace.Hindsight(strategy, lambda achieved, desired, infos: (achieved * desired).sum(axis=1))
+    batches, expected = (gym_trace.open_trace(tmp_path).transitions(8, goals=goals) for _ in range(2))
+    for batch, arrays, _ in zip(BatchStream(batches, device="cpu"), expected, range(4), strict=False):
+        assert_same(batch, arrays)
 
 
 def test_copies_have_a_stream_of_their_own_that_the_consumer_waits_for(mixed: Any, stream_calls: list[str]) -> None:

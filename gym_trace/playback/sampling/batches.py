@@ -167,6 +167,11 @@ class Batches:
             self._tree = SumTree(made.weights(weights, self.trace.content["steps"]))
 
     @property
+    def has_goals(self) -> bool:
+        """True if goals are relabelled, which takes rows in arrays."""
+        return getattr(self._make, "keywords", {}).get("goals") is not None
+
+    @property
     def reads_ahead(self) -> bool:
         """True if later batches do not depend on what happens to earlier ones: without weights and follow."""
         return self._order.weights is None and self._order.follow is None

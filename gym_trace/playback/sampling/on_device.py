@@ -55,7 +55,7 @@ def in_tensors(columns: dict[Path, Any], device: torch.device, pinned: bool = Fa
     """Return columns in tensors on a device, except small ones, objects, and dtypes that PyTorch lacks."""
     return {
         path: TensorColumn(array, device, pinned)
-        if isinstance(array, np.ndarray) and path[0] not in _ON_HOST and _type_of(array.dtype) is not None
+        if isinstance(array, np.ndarray) and path[0] not in _ON_HOST and type_of(array.dtype) is not None
         else array
         for path, array in columns.items()
     }
@@ -66,7 +66,7 @@ def sent(tree: Any, device: torch.device) -> Any:
 
     Small arrays are copied together: their tensors share memory. On the CPU tensors share the memory of the arrays.
     """
-    arrays = {id(leaf): leaf for leaf in leaves_of(tree) if isinstance(leaf, np.ndarray) and _type_of(leaf.dtype)}
+    arrays = {id(leaf): leaf for leaf in leaves_of(tree) if isinstance(leaf, np.ndarray) and type_of(leaf.dtype)}
     small = [array for array in arrays.values() if device != _CPU and array.nbytes <= _PACKED_BYTES]
     packed = dict(zip(map(id, small), _packed(small, device))) if len(small) > 1 else {}
 
@@ -104,11 +104,11 @@ def _tensor(array: Array) -> torch.Tensor:
 
 
 @cache
-def _type_of(dtype: np.dtype[Any]) -> torch.dtype | None:
+def type_of(dtype: np.dtype[Any]) -> torch.dtype | None:
     """Return the dtype of PyTorch for a dtype of NumPy; None without one."""
     try:
         return torch.from_numpy(np.empty(0, dtype)).dtype if dtype.kind in "biufc" else None
-    except TypeError:
+    except (TypeError, ValueError):  # ValueError: another byte order
         return None
 
 
@@ -166,6 +166,6 @@ def _decoded_on(device: torch.device, plan: DecodePlan) -> DecodedRows:
 
 def reader_of(batches: Batches, device: torch.device) -> Batches:
     """Return batches to read at any position: these, or, from rows in memory, ones that gather tensors for a device."""
-    if type(batches) is not Batches or not batches.reads_ahead:
+    if type(batches) is not Batches or not batches.reads_ahead or batches.has_goals:
         return batches
     return batches.with_columns(partial(in_tensors, device=_CPU, pinned=device.type == "cuda"))
