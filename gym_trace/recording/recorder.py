@@ -292,10 +292,11 @@ class Recorder:
         """Save everything, seal the batch, end the thread. Raises RecordingError if steps could not be saved."""
         if self.phase is Phase.CLOSED or self._pid != os.getpid():
             return
+        self.is_in_use = True  # flush() in a signal handler would record a step twice
         try:
             self.catch_up()
-        except RecordingError:
-            self._complained.discard("failure")  # raised again when all is closed
+        finally:
+            self.is_in_use = False
         self.phase = Phase.CLOSING
         if not self.out.is_finished:
             self.episodes.end(Outcome.CLOSED)

@@ -32,7 +32,7 @@ from numbered_lanes import (
 from raising_signals import InterruptsAt
 
 from gym_trace import TraceRecordingVectorWrapper, TraceWriter, open_trace
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.recording.vector import device_rows, steps
 
 torch = pytest.importorskip("torch")
@@ -356,6 +356,18 @@ class Streams:
         self.copies = []
 
 
+class LostDevice(Streams):
+    """After an error, each call raises."""
+
+    Stream = property(lambda self: LostDevice)
+    Event = property(lambda self: LostDevice)
+
+    def query(self) -> bool:
+        raise RuntimeError("lost")
+
+    synchronize = query  # type: ignore[assignment]
+
+
 class Pinned(torch.Tensor):  # type: ignore[misc]
     def copy_(self, source: Any, non_blocking: bool = False) -> Any:
         to = self.as_subclass(torch.Tensor)
@@ -386,6 +398,159 @@ def test_rows_are_read_after_their_copy_and_their_memory_is_used_again(
     for episode in open_trace(tmp_path / "t"):
         assert episode.actions.tolist() == [episode.lane * time for time in range(20)]
         assert episode.rewards.tolist() == [episode.lane + time for time in range(1, 21)]
+
+
+def test_an_error_of_the_device_does_not_reach_a_step_that_has_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_rows, "_stream_module", lambda _: LostDevice())
+    monkeypatch.setattr(device_rows, "_pinned", lambda size: torch.empty(size, dtype=torch.uint8).as_subclass(Pinned))
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=3)
+    env.reset()
+    env.step(actions_at(0))
+    with pytest.warns(UserWarning, match="could not be copied"):
+        env.close()
+    assert counts(tmp_path / "t") == {0}
+
+
+class OwnRows:
+    """An array of another library that gives NumPy its own memory."""
+
+    def __init__(self, rows: Any):
+        self.rows, self.shape = rows, rows.shape
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.rows
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_rows_that_another_library_shares_with_numpy_are_copied(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Counting(lambda rows: OwnRows(rows.copy())), tmp_path / "t", device_lag=3)
+    env.reset()
+    for time in range(5):
+        for array in env.step(actions_at(time))[:4]:
+            array.rows[...] = 1
+    env.close()
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.rewards.tolist() == [episode.lane + time for time in range(1, 6)]
+
+
+class Words(Counting):
+    """Beside the numbers, it returns a word with as many letters as there are lanes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.single_observation_space = spaces.Dict(word=spaces.Text(8), numbers=self.single_observation_space)
+        self.observation_space = vector.utils.batch_space(self.single_observation_space, 8)
+
+    def reset(self, **named: Any) -> Any:
+        observations, infos = super().reset(**named)
+        return {"word": tuple(f"letter-{lane}" for lane in range(8)), "numbers": observations}, infos
+
+    def step(self, actions: Any) -> Any:
+        observations, *rest = super().step(actions)
+        return {"word": tuple(f"letter-{lane}" for lane in range(8)), "numbers": observations}, *rest
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_tuples_with_a_value_per_lane_are_not_cut(tmp_path: Path, lag: int) -> None:
+    env = TraceRecordingVectorWrapper(Words(), tmp_path / "t", device_lag=lag, lanes=2)
+    env.reset()
+    for time in range(4):
+        env.step(actions_at(time))
+    env.close()
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.observations["word"].tolist() == [f"letter-{episode.lane}"] * 5
+        assert episode.rewards.tolist() == [episode.lane + time for time in range(1, 5)]
+
+
+class WideEnv(Counting):
+    """Its observations are outside of their space."""
+
+    def step(self, actions: Any) -> Any:
+        observations, *rest = super().step(actions)
+        return torch.cat([observations, observations], 1), *rest
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_raises_keeps_no_step_from_the_trace(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(WideEnv(), tmp_path / "t", device_lag=4)
+    env.reset()
+    for time in range(3):
+        env.step(actions_at(time))
+    with pytest.raises(UserWarning, match="outside the space"):
+        env.close()
+    assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path / "t")] == [(3, "closed")] * 8
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_no_step_that_has_returned_raises_when_writing_has_failed(tmp_path: Path, lag: int) -> None:
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=lag)
+    env.reset()
+    env.env.step, usual = lambda actions: (env._recorder.out.fail(OSError("full")), usual(actions))[1], env.env.step  # type: ignore[method-assign, func-returns-value]
+    env.step(actions_at(0))
+    env.env.step = usual  # type: ignore[method-assign]
+    with pytest.raises(RecordingError, match="full"):
+        env.step(actions_at(1))
+    assert env.env._time == 1  # type: ignore[attr-defined]
+    env.close()
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_annotations_that_cannot_be_copied_are_left_out(tmp_path: Path, lag: int, monkeypatch: Any) -> None:
+    env = TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=lag)
+    env.reset()
+    env.annotate(value=actions_at(1))
+    monkeypatch.setattr(env._steps._copies, "fetch", lambda _: None)
+    monkeypatch.setattr(env._steps, "_annotation", lambda *_: _raise(None))
+    env.step(actions_at(0))
+    with pytest.warns(UserWarning, match="annotations/value: left out"):
+        env.close()
+    for episode in open_trace(tmp_path / "t"):
+        assert list(episode.annotations["value"]) == [None]
+        assert episode.rewards.tolist() == [episode.lane + 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("close", {"device_lag": 3}), ("flush", {"device_lag": 3}), ("close", {"frame_filter": lambda _: True})],
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_close_and_flush_in_a_handler_lose_and_repeat_no_step(
+    tmp_path: Path, method: str, options: Any, first: int
+) -> None:
+    number = first
+    while True:
+        env = TraceRecordingVectorWrapper(Counting(), tmp_path / str(number), lanes=2, **options)
+        env.reset()
+        for time in range(3):
+            env.step(actions_at(time))
+        with CallsAt(number, getattr(env, method), lambda code: code.co_filename in HOT, returns=False) as call:
+            if "device_lag" in options:
+                env.close()
+            else:
+                env.step(actions_at(3))
+        env.close()
+        wanted = [5.0, 6.0, 7.0]
+        for episode in open_trace(tmp_path / str(number)):
+            if episode.lane == 4:
+                assert episode.rewards.tolist() in (wanted, [*wanted, 8.0]), call.line
+        if not call.line:
+            break
+        number += 1 if LONG else 2
+
+
+class CallsAt(InterruptsAt):
+    """Call a function in the signal handler."""
+
+    def __init__(self, number: int, function: Any, *arguments: Any, **named: Any):
+        super().__init__(number, KeyboardInterrupt, *arguments, **named)
+        self._function = function
+
+    def _handle(self, *_: object) -> None:
+        self._function()
 
 
 def test_invalid_lags_raise(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ class BatchPacker:
             raise_if_of_signal(error)
             return False
 
+    def is_batch(self, value: Any) -> bool:
+        """Return True if each leaf of a batch is one object; False if it may be a tuple with a value per lane."""
+        try:
+            return not any(isinstance(part, (dict, tuple)) for part in self._layout.split(value))
+        except Exception as error:  # see step()
+            raise_if_of_signal(error)
+            return False
+
     def batch(self, value: Any, chosen: Array | None, count: int) -> list[ColumnRows]:
         """Return the chosen rows of a batch of count rows; None: all of them."""
         try:

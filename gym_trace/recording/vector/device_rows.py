@@ -45,7 +45,11 @@ class FetchedTree:
         self._tree, self._groups, self._leaves = tree, groups, leaves
 
     def has_arrived(self) -> bool:
-        return all(fetched.has_arrived() for fetched, _ in self._groups)
+        try:
+            return all(fetched.has_arrived() for fetched, _ in self._groups)
+        except Exception as error:  # an earlier error of the device, which tree() raises, too
+            raise_if_of_signal(error)
+            return True
 
     def tree(self) -> Any:
         """Wait, then return the tree with arrays on the host, with one row per recorded lane."""
@@ -139,7 +143,7 @@ class DeviceCopies:
             return rows
         if type(rows) is not np.ndarray or rows.dtype == object:
             raise TypeError("the environment may change it")
-        return rows.copy() if rows is leaf or rows.base is not None else rows
+        return rows.copy()
 
 
 def _as_tensor(leaf: Any) -> Any:

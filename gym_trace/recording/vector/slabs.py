@@ -199,10 +199,11 @@ class LaneSlabs:
     def ready(self, is_next: bool = True) -> bool:
         """Make room for an event; return False if it would not be recorded. Raises RecordingError, once.
 
-        is_next: False for a step that has returned already; then the fast path stays disabled.
+        is_next: False for a step that has returned already; then the fast path stays disabled, and errors and warnings
+            wait for the next step, or for close().
         """
         recorder = self.recorder
-        if recorder.needs_attention:
+        if is_next and recorder.needs_attention:
             recorder.attend()
             recorder.report()
         if recorder.is_closed or recorder.failed:
@@ -218,7 +219,8 @@ class LaneSlabs:
         elif writer.is_full or recorder.clock.is_requested:
             self.switch_slab()
         if recorder.failed:
-            recorder.report()
+            if is_next:
+                recorder.report()
             return False
         if is_next:
             self.slab.enable_fast_path(recorder.clock.due)

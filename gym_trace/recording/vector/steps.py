@@ -19,6 +19,7 @@ from gym_trace.data.values import Array, objects
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION
 from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
+from gym_trace.format.ring.chunk_builder import PACKED_ABSENT
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP
 from gym_trace.format.ring.lanes.entries import Reset, StepExtras
 from gym_trace.format.ring.lanes.writer import Step
@@ -62,7 +63,7 @@ class PackedInfos(NamedTuple):
     finals: list[bytes] | None
 
 
-@dataclass
+@dataclass(eq=False)
 class ReturnedStep:
     """A step that has returned, while its rows are on their way from a device.
 
@@ -257,7 +258,9 @@ class LaneSteps:
         more = {name: rows for name, rows in annotations.items() if library_of(type(rows))}
         given, fetched = (kept, *result[:4], more), None
         if kept or any(map(is_on_device, leaves_of(given))):
-            fetched = self._copies.fetch((*given, self._finals_in(infos)))
+            finals = self._finals_in(infos)
+            if self._can_be_fetched(kept, result[0], finals):
+                fetched = self._copies.fetch((*given, finals))
         if fetched is not None:
             annotations = {name: rows if name not in more else [] for name, rows in annotations.items()}
             packed = self._all_infos(infos) if self._infos and self._lag else infos
@@ -271,11 +274,20 @@ class LaneSteps:
             if not slabs.ready(is_next=False) or not self._record_actions(self._all, kept[0]):
                 return
         for name, rows in more.items():
-            annotations[name] = self._annotation(name, self._lanes.rows(rows))
+            annotations[name] = self._late_annotation(self._lanes, name, rows)
         if not (annotations or self.has_more) and slabs.slab.record_result(*map(self._lanes.tree, result[:4])):
             return
         slabs.begin_event()
         self._add_step(self._all, result[:4], None, annotations, infos, utc, monotonic)
+
+    def _can_be_fetched(self, actions: tuple[Any, ...], observations: Any, finals: Any) -> bool:
+        """Return False if a tuple may have a value per lane: then its items are not batches, which fetch() cuts."""
+        is_batch = self._all.observations.is_batch
+        return self._lanes.numbers is None or (
+            all(map(self._all.actions.is_batch, actions))
+            and is_batch(observations)
+            and (finals is None or isinstance(finals, (list, np.ndarray)) or is_batch(finals))
+        )
 
     def _add_step(
         self,
@@ -335,30 +347,28 @@ class LaneSteps:
 
     def _record_returned(self, lag: int) -> None:
         """Record returned steps, in order: those that have arrived, and all but the last ones."""
-        unrecorded = self.slabs.unrecorded
-        while len(unrecorded) > lag or (unrecorded and unrecorded[0].fetched.has_arrived()):
-            self._record_oldest()
+        # Copied, because a signal handler may fork, or call close(), which records and removes them.
+        while (steps := [*self.slabs.unrecorded]) and (len(steps) > lag or steps[0].fetched.has_arrived()):
+            self._record_oldest(steps[0])
 
     def _finish_interrupted(self) -> None:
         """Call before a step or reset: finish what an exception, such as Ctrl-C, has interrupted."""
-        unrecorded = self.slabs.unrecorded
         if self._kept:  # the environment raised
             self.catch_up()
             self.slabs.begin_event()
             self._kept = ()
-        elif unrecorded and unrecorded[0].steps is not None:
-            self._record_oldest()
+        elif (steps := [*self.slabs.unrecorded]) and steps[0].steps is not None:
+            self._record_oldest(steps[0])
 
-    def _record_oldest(self) -> None:
+    def _record_oldest(self, step: ReturnedStep) -> None:
         """Record the oldest step that has returned. If Ctrl-C interrupts this, the next call finishes it."""
         slabs = self.slabs
-        step: ReturnedStep = slabs.unrecorded[0]
         try:
             values = step.fetched.tree()
         except Exception as error:  # an earlier error of the device, for example
             raise_if_of_signal(error)
             slabs.begin_event()
-            slabs.unrecorded.popleft()
+            self._remove(step)
             self.recorder.complain("lanes", f"a step could not be copied from the device; skipped ({error!r:.200})")
             return
         if step.steps is None and (not values[0] or slabs.ready(is_next=False)):
@@ -367,9 +377,16 @@ class LaneSteps:
             self._record(step, *values)
         else:  # it cannot be recorded, or was
             slabs.state = State.IDLE
-        if slabs.unrecorded and slabs.unrecorded[0] is step:
-            slabs.unrecorded.popleft()
+        self._remove(step)
         step.fetched.release()
+
+    def _remove(self, step: ReturnedStep) -> bool:
+        """Remove a step from those to be recorded; return False if that is done."""
+        try:
+            self.slabs.unrecorded.remove(step)
+        except ValueError:
+            return False
+        return True
 
     def _record(
         self,
@@ -386,10 +403,10 @@ class LaneSteps:
             if not self._record_actions(self._chosen, actions[0]):
                 return
         for name, rows in more.items():
-            step.annotations[name] = self._annotation(name, rows)
+            step.annotations[name] = self._late_annotation(self._chosen.lanes, name, rows)
         slabs.begin_event()
-        if slabs.filters is not None:  # a filter must see the step only once
-            slabs.unrecorded.popleft()
+        if slabs.filters is not None and not self._remove(step):  # a filter must see the step only once
+            return
         self._add_step(self._chosen, tuple(result), finals, step.annotations, step.infos, step.utc, step.monotonic)
 
     def annotate(self, values: Mapping[str, Any]) -> None:
@@ -412,6 +429,15 @@ class LaneSteps:
         """Return rows of the recorded lanes as a column. Raises UnstorableValue."""
         rows = plain_array(rows)
         return np.array(rows) if _is_numeric(rows) else [packed_annotation(name, row) for row in rows]
+
+    def _late_annotation(self, lanes: Lanes, name: str, rows: Any) -> ColumnRows:
+        """Return rows as a column, or warn and return one without values: the step that they belong to has returned."""
+        try:
+            return self._annotation(name, lanes.rows(rows))
+        except Exception as error:  # see DeviceCopies.keep()
+            raise_if_of_signal(error)
+            self.recorder.complain(f"annotations/{name}", f"left out ({error!r:.200})")
+            return [PACKED_ABSENT] * self._count
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
