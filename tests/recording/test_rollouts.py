@@ -365,6 +365,13 @@ def test_tensors_of_pytorch_are_recorded_as_arrays(tmp_path: Path) -> None:
     same(tmp_path / "torch", tmp_path / "numpy")
 
 
+def test_tensors_of_a_dtype_that_numpy_lacks_raise(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    actions = torch.zeros(6, 3, dtype=torch.bfloat16)
+    with TraceWriter(tmp_path) as writer, pytest.raises(InvalidOption, match=r"^actions: NumPy lacks bfloat16; pass"):
+        writer.rollouts(**{**arrays_of(6), "actions": actions})
+
+
 def test_arrays_that_offer_only_dlpack_are_taken(tmp_path: Path) -> None:
     class Offered:
         def __init__(self, array: Any):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.data.tensors import plain_array
+from gym_trace.data.tensors import RawArray, plain_array
 from gym_trace.data.trees import leaves_of, mapped
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
@@ -237,6 +237,8 @@ def _plain(value: Any, name: str) -> Tree:
     if isinstance(value, tuple):
         return tuple(_plain(item, f"{name}[{number}]") for number, item in enumerate(value))
     array = plain_array(value)
+    if isinstance(array, RawArray):
+        raise InvalidOption(f"{name}: NumPy lacks {array.dtype}; pass float32 (tensor.float()) or another dtype")
     if not isinstance(array, np.ndarray) and hasattr(value, "__dlpack__"):
         try:
             array = np.from_dlpack(value)
