@@ -491,4 +491,5 @@ def _compare_checkpoint(path: Path, learner: Learner, steps: int) -> None:
             raise CorruptRun(f"{name} differs when relearned", path, REMOVE)
         relearned = mine[name].cpu()
         if not torch.equal(relearned, found[name]):
-            raise CorruptRun(f"{name} is {distance(found[name], relearned)} when relearned", path, REMOVE)
+            problem = f"is {distance(found[name], relearned)}" if relearned.is_floating_point() else "differs"
+            raise CorruptRun(f"{name} {problem} when relearned", path, REMOVE)
