@@ -232,7 +232,6 @@ static PyObject *lane_record_result(LaneSlab *self, PyObject *const *args, Py_ss
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
-/* append(kind, payload, column, a, c, d) */
 /* record_step(actions, observations, rewards, terminations, truncations, utc, monotonic) */
 static PyObject *lane_record_step(LaneSlab *self, PyObject *const *args, Py_ssize_t given)
 {
@@ -272,6 +271,7 @@ static PyObject *lane_record_step(LaneSlab *self, PyObject *const *args, Py_ssiz
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
+/* append(kind, payload, column, a, c, d) */
 static PyObject *lane_append(LaneSlab *self, PyObject *args, PyObject *names)
 {
     static char *words[] = {"kind", "payload", "column", "a", "c", "d", NULL};
