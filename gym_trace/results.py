@@ -19,6 +19,7 @@ from gym_trace.tools.linting.findings import Finding
 from gym_trace.tools.playing.session import PlayReport
 from gym_trace.tools.replay.compare import Difference
 from gym_trace.tools.replay.diff import EpisodeDifference
+from gym_trace.tools.replay.divergence import Divergence
 from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.video.render import Rendered
 
@@ -29,6 +30,7 @@ __all__ = [
     "Collected",
     "Damage",
     "Difference",
+    "Divergence",
     "EditReport",
     "EpisodeDifference",
     "ExportReport",

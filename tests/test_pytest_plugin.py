@@ -90,8 +90,8 @@ def test_a_changed_constant_is_found_at_its_first_step_and_updated(project: Proj
     told = project.run(failed=2, passed=1)
     assert "2 of 2 episodes differ from the recording" in told
     assert "episode 0 at step 0, observations[" in told
-    assert "observations: differs at 20 steps, from step 0 on, by up to" in told
-    assert "rewards: differs at 19 steps, from step 1 on" in told
+    assert "] differs at 20 steps, from step 0 on, by up to" in told
+    assert "rewards differs at 19 steps, from step 1 on" in told
     assert "pytest --golden-update" in told
     project.run("--golden-update", passed=3)
     assert {path.relative_to(project.golden) for path in project.golden.rglob("*")} == {

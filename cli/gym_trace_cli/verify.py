@@ -34,7 +34,7 @@ from gym_trace_cli.stopping import Ended
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.results import Difference, Verdict
+    from gym_trace.results import Difference, Divergence, Verdict
 
 # Exit codes; the first that applies wins.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
@@ -45,8 +45,8 @@ _VERDICT_TEXTS = {
     "unverifiable": "that cannot be verified",
     "damaged": "damaged",
 }
-_LISTED_PER_REASON = 3  # unverifiable episodes
-_LISTED = 10  # episodes that are printed one by one
+_LISTED_PER_REASON = 3  # unverifiable episodes, and episodes whose divergences are printed
+_LISTED = 10  # episodes, or leaves of an episode, that are printed one by one
 
 
 verification_options = section(
@@ -165,6 +165,7 @@ def _verify_episodes(
     """Verify the chosen episodes. differing: by column, gets the first verdict whose first difference is there."""
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
+    measured = 0
     with ProgressLine() as line, closing(verdicts):
         line.update_count(0, len(chosen), "episode")
         for done, verdict in enumerate(verdicts, 1):
@@ -173,8 +174,8 @@ def _verify_episodes(
                 outcome.needed[verdict.index] = verdict.needed
             if verdict.difference is not None:
                 differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
-            difference = None if verdict.difference is None else _difference(verdict.difference)
-            plain = {**vars(verdict), "difference": difference}
+            difference = None if verdict.difference is None else _plain(verdict.difference)
+            plain = {**vars(verdict), "difference": difference, "divergences": list(map(_plain, verdict.divergences))}
             text = _text_of(verdict, names_writer=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
             if as_json:
@@ -183,6 +184,9 @@ def _verify_episodes(
                 reasons[verdict.reason] += verdict.verdict == "unverifiable"
                 if reasons[verdict.reason] <= _LISTED_PER_REASON or verdict.verdict != "unverifiable":
                     click.echo(text)
+                    measured += bool(verdict.divergences)
+                    for divergence in verdict.divergences[:_LISTED] if measured <= _LISTED_PER_REASON else ():
+                        click.echo(show.printable(f"  {divergence}"))
             elif verdict.crash:
                 action = show.printable(shown(trace[verdict.index].pending_action))
                 click.echo(f"episode {verdict.index}: action in progress at its end, {action}:")
@@ -244,10 +248,9 @@ def _text_of(verdict: Verdict, names_writer: bool) -> str:
     return show.printable(f"episode {verdict.index}{f' of {verdict.writer}' if names_writer else ''} {what}")
 
 
-def _difference(difference: Difference) -> dict[str, Any]:
+def _plain(difference: Difference | Divergence) -> dict[str, Any]:
     """Return a difference as plain data; text for values that JSON lacks."""
-    values = {name: _jsonable(getattr(difference, name)) for name in ("recorded", "seen", "largest")}
-    return difference._asdict() | values
+    return {name: _jsonable(value) for name, value in difference._asdict().items()}
 
 
 def _jsonable(value: Any) -> Any:
@@ -293,7 +296,7 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:
-        listed = [{"index": index, **_difference(difference)} for index, difference in differing]
+        listed = [{"index": index, **_plain(difference)} for index, difference in differing]
         report = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": listed}
         show.json_line(report | ({"summaries": summaries} if summaries else {}))
     else:

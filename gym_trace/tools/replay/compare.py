@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -48,10 +48,14 @@ class Difference(NamedTuple):
         where = "at the reset" if self.step is None else f"at step {self.step}"
         if self.column == "error":
             return f"{where}: {self.seen}"
-        at = f"[{', '.join(map(str, self.at))}]" if self.at else ""
         more = "" if not self.at or self.largest is None else f", largest difference {self.largest:.3g}"
         values = f"{first} {_shown(self.recorded)}, {second} {_shown(self.seen)}"
-        return f"{where}, {self.column}{at}: {values}{more}"
+        return f"{where}, {element(self.column, self.at)}: {values}{more}"
+
+
+def element(column: str, at: tuple[int, ...]) -> str:
+    """Return the name of an element of a column: observations[2]."""
+    return f"{column}[{', '.join(map(str, at))}]" if at else column
 
 
 class Comparison:
@@ -142,8 +146,9 @@ class EpisodeComparison:
     ) -> Difference | None:
         """Compare the result of a step; return the first difference."""
         difference = self._observation(step, step + 1, observation)
-        if difference is None and "rewards" in self._columns:
-            difference = self.value(step, "rewards", self._rewards[step], _as_recorded(reward, self._rewards.dtype))
+        if difference is None:
+            for pair in self.reward_pair(step, reward):
+                difference = self.value(step, *pair)
         for name, seen in (("terminations", terminated), ("truncations", truncated)):
             if difference is None and name in self._flags and bool(self._flags[name][step]) != bool(seen):
                 difference = Difference(step, name, (), bool(self._flags[name][step]), bool(seen), None)
@@ -152,20 +157,31 @@ class EpisodeComparison:
         return difference
 
     def _observation(self, step: int | None, row: int, observation: Any) -> Difference | None:
-        if "observations" not in self._columns or row == self._unknown_row:
-            return None
-        if self._leaves is None:
-            return self.value(step, "observations", self._observations[row], observation)
-        try:
-            seen = self._layout.split(observation)
-        except LookupError:
-            recorded = [rows[row] for rows in self._leaves]
-            return Difference(step, "observations", (), recorded, observation, None)
-        for name, leaf, rows, value in zip(self._names, self._layout.leaves(), self._leaves, seen):
-            difference = self.value(step, name, rows[row], as_kept(value, leaf))
+        for name, recorded, seen in self.observation_pairs(row, observation):
+            difference = self.value(step, name, recorded, seen)
             if difference is not None:
                 return difference
         return None
+
+    def observation_pairs(self, row: int, observation: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the name of each compared leaf, its recorded value in a row of observations, and the one seen now."""
+        if "observations" not in self._columns or row == self._unknown_row:
+            return
+        if self._leaves is None:
+            yield "observations", self._observations[row], observation
+            return
+        try:
+            seen = self._layout.split(observation)
+        except LookupError:
+            yield "observations", [rows[row] for rows in self._leaves], observation
+            return
+        for name, leaf, rows, value in zip(self._names, self._layout.leaves(), self._leaves, seen):
+            yield name, rows[row], as_kept(value, leaf)
+
+    def reward_pair(self, step: int, reward: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the column's name, the recorded reward of a step, and the one seen now, if rewards are compared."""
+        if "rewards" in self._columns:
+            yield "rewards", self._rewards[step], _as_recorded(reward, self._rewards.dtype)
 
     def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
         if not (isinstance(recorded, dict) and isinstance(info, dict)):  # the file is untrusted
@@ -194,10 +210,7 @@ class EpisodeComparison:
         """Compare two values; return the difference."""
         seen = plain_array(seen)
         if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
-            packed = pack_lenient(recorded)[0]
-            if packed in (pack_lenient(seen)[0], pack_lenient(_enums_as_text(seen))[0]):
-                return None
-            return Difference(step, column, (), recorded, seen, None)
+            return None if are_equal(recorded, seen) else Difference(step, column, (), recorded, seen, None)
         has_same_type = recorded.dtype == seen.dtype and recorded.shape == seen.shape
         if has_same_type and recorded.tobytes() == seen.tobytes():
             return None
@@ -220,6 +233,12 @@ class EpisodeComparison:
         if a.shape and not at:  # only the dtypes differ
             return Difference(step, column, (), recorded, seen, largest)
         return Difference(step, column, at, a[at][()], b[at][()], largest)
+
+
+def are_equal(recorded: Any, seen: Any) -> bool:
+    """Return True if two values that are not both arrays are equal as stored."""
+    packed = pack_lenient(recorded)[0]
+    return packed in (pack_lenient(seen)[0], pack_lenient(_enums_as_text(seen))[0])
 
 
 def _enums_as_text(value: Any) -> Any:

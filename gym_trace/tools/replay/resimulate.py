@@ -27,6 +27,7 @@ from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingErro
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import error_text
 from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
+from gym_trace.tools.replay.divergence import Divergence, DivergenceMeter
 from gym_trace.tools.replay.lanes import Lane
 from gym_trace.tools.replay.observations import ObservationRows
 
@@ -59,6 +60,9 @@ class Verdict:
         crash: result of the action in progress when the recording was killed, if it was executed again.
         needed: number of episodes right before it in its lane that had to be replayed first in the same environment,
             because without them its start is unknown or its results differ. 0 also if it matched in its turn.
+        divergences: how far each leaf of observations and the rewards depart, the earliest first, when an episode that
+            differs is replayed to its end by itself, in a fresh environment. Differences of other replays may begin at
+            other steps. Empty if it cannot be started by itself.
     """
 
     index: int
@@ -72,6 +76,7 @@ class Verdict:
     reason: str = ""
     crash: str = ""
     needed: int = 0
+    divergences: tuple[Divergence, ...] = ()
 
     @property
     def matches(self) -> bool:
@@ -145,6 +150,21 @@ def _step_and_exit(env: gymnasium.Env[Any, Any], action: Any, pipe: int) -> None
         os.write(pipe, report[:_MOST_CHARACTERS].encode("utf-8", "replace"))
     finally:
         os._exit(0)
+
+
+class _Both:
+    """Passes results to a fingerprint and a meter."""
+
+    def __init__(self, *takers: Fingerprint | DivergenceMeter):
+        self._takers = takers
+
+    def reset(self, *result: Any) -> None:
+        for taker in self._takers:
+            taker.reset(*result)
+
+    def step(self, *result: Any) -> None:
+        for taker in self._takers:
+            taker.step(*result)
 
 
 class LaneReplay:
@@ -399,20 +419,23 @@ class LaneReplay:
         return self._attempt(simulation, position, self._episode(position)[:steps], watch)
 
     def _checked_twice(self, episode: Episode, verdict: Verdict) -> Verdict:
-        """Replay an episode that differs twice more; return its verdict, or another one if these replays differ."""
+        """Replay an episode that differs to its end, and measure that; return its verdict, or another one if it is not
+        deterministic, which takes a second replay to its end.
+        """
         self._tries_earlier = False
-        if verdict.reason:
-            return self._not_deterministic(episode, verdict)
         if not _is_restorable(episode):
-            return verdict
+            return self._not_deterministic(episode, verdict) if verdict.reason else verdict
         by_infos = verdict.difference is not None and verdict.difference.column.startswith("infos/")
+        meter = DivergenceMeter(self._compared(episode))
         try:
-            first, second = (self._fingerprint(episode, by_infos) for _ in range(2))
+            first = self._fingerprint(episode, by_infos, meter)
+            is_deterministic = not verdict.reason and first == self._fingerprint(episode, by_infos)
         except EnvironmentUnavailable:  # an action after the difference could not be stored
             return verdict
         finally:
             self.close()
-        return verdict if first == second else self._not_deterministic(episode, verdict)
+        verdict = replace(verdict, divergences=meter.divergences())
+        return verdict if is_deterministic else self._not_deterministic(episode, verdict)
 
     def _not_deterministic(self, episode: Episode, verdict: Verdict) -> Verdict:
         """Return the verdict on an episode whose replays differ from each other."""
@@ -421,13 +444,25 @@ class LaneReplay:
         column = "" if verdict.difference is None else verdict.difference.column.partition("/")[0]
         first = f"{column} differ, and so do two replays" if column in Comparison.COLUMNS else "two replays differ"
         reason = f"{first}: some randomness is not restored by seed or generator state"
-        return verdict_on(episode, UNVERIFIABLE, reason=reason)
+        return verdict_on(episode, UNVERIFIABLE, reason=reason, divergences=verdict.divergences)
 
-    def _fingerprint(self, episode: Episode, infos: bool) -> bytes:
-        """Return a hash of the results of replaying the episode by itself in a fresh environment."""
+    def _fingerprint(self, episode: Episode, infos: bool, meter: DivergenceMeter | None = None) -> bytes:
+        """Return a hash of the results of replaying the episode by itself in a fresh environment. meter: gets each."""
         results = Fingerprint(infos)
-        self._simulate(self._fresh(), episode, results, None)
+        self._simulate(self._fresh(), episode, _Both(results, meter) if meter else results, None)
         return results.digest()
+
+    def _compared(self, episode: Episode) -> EpisodeComparison:
+        """Return what compares results with the recorded episode."""
+        observations = None
+        row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
+        if row_size * len(episode) > _IN_MEMORY:
+            observations = ObservationRows(self._trace, episode.index).tree()
+        about = self._lane.writer.about
+        in_arrays = about.is_vector or about.is_imported  # other formats store infos in arrays, too
+        return EpisodeComparison(
+            self._comparison, episode, about.layouts, observations, about.has_all_infos, in_arrays, replayed=True
+        )
 
     # -- playing ------------------------------------------------------------------------------------------------------
 
@@ -435,15 +470,7 @@ class LaneReplay:
         if not self._is_next(simulation, position):
             simulation.origin = position
         simulation.finished = None
-        observations = None
-        row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
-        if row_size * len(episode) > _IN_MEMORY:
-            observations = ObservationRows(self._trace, episode.index).tree()
-        about = self._lane.writer.about
-        in_arrays = about.is_vector or about.is_imported  # other formats store infos in arrays, too
-        results = EpisodeComparison(
-            self._comparison, episode, about.layouts, observations, about.has_all_infos, in_arrays, replayed=True
-        )
+        results = self._compared(episode)
         try:
             difference = self._simulate(simulation, episode, results, watch)
         except EnvironmentUnavailable as error:
@@ -470,7 +497,11 @@ class LaneReplay:
         )
 
     def _simulate(
-        self, simulation: _Simulation, episode: Episode, results: EpisodeComparison | Fingerprint, watch: Watch | None
+        self,
+        simulation: _Simulation,
+        episode: Episode,
+        results: EpisodeComparison | Fingerprint | _Both,
+        watch: Watch | None,
     ) -> Difference | None:
         """Play an episode, to its end or, without watch, to the first difference; return that. results: gets each."""
         env = simulation.env
