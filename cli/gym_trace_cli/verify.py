@@ -219,24 +219,20 @@ def _print_outcome(trace: Trace, outcome: Outcome, as_json: bool, own_arguments:
         click.echo(show.printable(f"note: played in the {name} that is registered here"), err=True)
     for damage in outcome.damage:
         click.echo(f"skipped: {show.damage(**damage)}", err=True)
-    lane, alone = "after others of the same lane", "by itself, in a fresh environment"
-    episodes: dict[tuple[str, str], list[str]] = {("", lane): [], ("unseeded ", lane): [], ("", alone): []}
-    for index, number in outcome.needed.items():
-        if number:
-            kind = "unseeded " if trace[index].seed is None else ""
-            episodes[kind, lane].append(f"{index} ({show.count(number)} before it)")
-        else:
-            episodes["", alone].append(str(index))
-    for (kind, condition), names in episodes.items():
-        if names:
-            match = "episode matches" if len(names) == 1 else "episodes match"
-            listed = ", ".join(names[:_LISTED] + ["…"] * (len(names) > _LISTED))
-            click.echo(f"note: {show.count(len(names))} {kind}{match} only {condition}: {listed}", err=True)
+    if alone := [str(index) for index, number in outcome.needed.items() if not number]:
+        match = "episode matches" if len(alone) == 1 else "episodes match"
+        listed = ", ".join(alone[:_LISTED] + ["…"] * (len(alone) > _LISTED))
+        click.echo(f"note: {show.count(len(alone))} {match} only by itself, in a fresh environment: {listed}", err=True)
     words = [f"{show.count(number)} {_VERDICT_TEXTS[name]}" for name, number in sorted(outcome.verdicts.items())]
     total = show.count(sum(outcome.verdicts.values()), "episode")
     stopped = outcome.ended in ("interrupted", "terminated")
     until = f", of {show.count(outcome.chosen)}, until it was {outcome.ended}" if stopped else ""
-    click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
+    later, number = "", len(outcome.needed) - len(alone)
+    if number:
+        seeded = any(number and trace[index].seed is not None for index, number in outcome.needed.items())
+        why = "the seed alone does not decide the start" if seeded else "they were reset without a seed"
+        later = f"; {show.count(number)} of them only after the episodes before ({why})"
+    click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}{later}", err=as_json or stopped)
 
 
 def _text_of(verdict: Verdict, names_writer: bool) -> str:

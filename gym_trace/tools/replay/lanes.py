@@ -19,12 +19,15 @@ class Lane(NamedTuple):
     Attributes:
         indices: indices in the trace of the episodes, or of their parts.
         follows: True for each episode that began right where the one before it in this list had ended.
+        lacks_earlier: True for each episode whose environment had played others that are not here, or not whole: they
+            were filtered out, by the recording or by an edit, or dropped.
     """
 
     writer: WriterReader
     lane: int
     indices: list[int]
     follows: list[bool]
+    lacks_earlier: list[bool]
 
 
 def lanes_of(trace: Trace, writers: Collection[int] | None = None) -> list[Lane]:
@@ -50,7 +53,11 @@ def lanes_of(trace: Trace, writers: Collection[int] | None = None) -> list[Lane]
             ranks = np.searchsorted(all_ids, ids) if writer.about.is_vector else np.arange(len(ids))
             is_gapless = np.diff(ids) == np.diff(ranks)  # the trace has all episodes with ids in between
             follows = np.append(False, is_unfiltered & whole[:-1] & (rows["first_step"][1:] == 0) & is_gapless)
-            lanes.append(Lane(writer, lane, indices.tolist(), follows.tolist()))
+            count = writer.about.recorder.get("num_envs", 1)  # lanes, whose first episodes have the first ids
+            is_late = (ids >= (count if type(count) is int else 1)) | writer.about.filters_episodes
+            is_late[1:] = True
+            starts = np.maximum.accumulate(np.where(follows, 0, np.arange(len(ids))))
+            lanes.append(Lane(writer, lane, indices.tolist(), follows.tolist(), is_late[starts].tolist()))
     return lanes
 
 

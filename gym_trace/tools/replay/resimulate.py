@@ -40,6 +40,11 @@ _STEPS_LOST = "earlier steps were filtered out or lost"
 _UNKNOWN_START = "reset without a seed, and no generator state recorded"
 _NOT_DETERMINISTIC = "two replays also differ: not deterministic"
 _ONLY_FRESH = "matches only by itself, in a fresh environment"
+_EARLIER_MISSING = (
+    "by itself it differs at the reset; its start may depend on episodes that came before it in its recording and are "
+    "not in this trace: verify the original"
+)
+_PROBED_STEPS = 100  # played of an episode that is tried without those before it
 NO_SEED = -1  # in the table of episodes
 
 _log = logging.getLogger("gym_trace")
@@ -59,7 +64,8 @@ class Verdict:
         reason: why it is unverifiable, what is damaged, or another note.
         crash: result of the action in progress when the recording was killed, if it was executed again.
         needed: number of episodes right before it in its lane that had to be replayed first in the same environment,
-            because without them its start is unknown or its results differ. 0 also if it matched in its turn.
+            because without them its start is unknown or its results differ. If the first episode of a lane that follows
+            another also matches by itself, for 100 steps, this is not tried for those after it, which then have 0.
         divergences: how far each leaf of observations and the rewards depart, the earliest first, when an episode that
             differs is replayed to its end by itself, in a fresh environment. Differences of other replays may begin at
             other steps. Empty if it cannot be started by itself.
@@ -194,6 +200,7 @@ class LaneReplay:
         self._on_step, self._trust = on_step, trust
         self._simulation: _Simulation | None = None
         self._tries_earlier = True  # False once an episode differed in all attempts: more attempts take too long
+        self._depends: bool | None = None  # True if an episode differed without those before it; None: not tried yet
 
     def close(self) -> None:
         if self._simulation is not None:
@@ -202,8 +209,34 @@ class LaneReplay:
 
     def play(self, position: int) -> Verdict:
         """Replay the episode at a position of the lane. Raises EnvironmentUnavailable."""
-        verdict, _ = self._best_attempt(position)
-        return self._checked_twice(self._episode(position), verdict) if verdict.verdict == DIFFERS else verdict
+        verdict, origin = self._best_attempt(position)
+        if verdict.verdict == DIFFERS:
+            return self._checked_twice(position, verdict)
+        if origin is not None and origin < position and not verdict.needed and self._needs_earlier(position):
+            return replace(verdict, needed=position - origin)
+        return verdict
+
+    def _needs_earlier(self, position: int) -> bool:
+        """Return True if an episode that matched in its turn differs by itself.
+
+        One that matches, or whose attempts differ from each other, ends these attempts for the lane.
+        """
+        if self._depends is False:
+            return False
+        in_turn, self._simulation = self._simulation, None
+        try:
+            found = self._play_from(position, position, steps=_PROBED_STEPS)
+            if self._depends is None:  # a single difference may be by chance
+                again = (
+                    found
+                    if found is None or found.matches
+                    else self._play_from(position, position, steps=_PROBED_STEPS)
+                )
+                self._depends = found is not None and not found.matches and str(again) == str(found)
+        finally:
+            self.close()
+            self._simulation = in_turn
+        return self._depends and found is not None and found.verdict == DIFFERS
 
     def film(
         self,
@@ -279,7 +312,7 @@ class LaneReplay:
             return verdict, None
         episode = self._episode(position)
         if verdict.reach < step:
-            return self._checked_twice(episode, verdict), None
+            return self._checked_twice(position, verdict), None
         if not (verdict.matches and step == len(episode)):  # otherwise the environment is already there
             again = self._play_from(origin, position, steps=step)
             if again is None or not again.matches:
@@ -418,14 +451,15 @@ class LaneReplay:
             return None  # damage in an earlier episode is not damage of the requested one
         return self._attempt(simulation, position, self._episode(position)[:steps], watch)
 
-    def _checked_twice(self, episode: Episode, verdict: Verdict) -> Verdict:
+    def _checked_twice(self, position: int, verdict: Verdict) -> Verdict:
         """Replay an episode that differs to its end, and measure that; return its verdict, or another one if it is not
         deterministic, which takes a second replay to its end.
         """
-        self._tries_earlier = False
+        self._tries_earlier, episode = False, self._episode(position)
         if not _is_restorable(episode):
             return self._not_deterministic(episode, verdict) if verdict.reason else verdict
-        by_infos = verdict.difference is not None and verdict.difference.column.startswith("infos/")
+        difference = verdict.difference
+        by_infos = difference is not None and difference.column.startswith("infos/")
         meter = DivergenceMeter(self._compared(episode))
         try:
             first = self._fingerprint(episode, by_infos, meter)
@@ -435,7 +469,12 @@ class LaneReplay:
         finally:
             self.close()
         verdict = replace(verdict, divergences=meter.divergences())
-        return verdict if is_deterministic else self._not_deterministic(episode, verdict)
+        if not is_deterministic:
+            return self._not_deterministic(episode, verdict)
+        is_start = difference is not None and difference.step is None and difference.column != "error"
+        if is_start and self._lane.lacks_earlier[position]:
+            return verdict_on(episode, UNVERIFIABLE, reason=_EARLIER_MISSING)
+        return verdict
 
     def _not_deterministic(self, episode: Episode, verdict: Verdict) -> Verdict:
         """Return the verdict on an episode whose replays differ from each other."""

@@ -14,12 +14,13 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformReward
 from scripted_env import CountingEnv, Result, ToyEnv
-from shell import run
+from shell import ok, run
 from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs.clipping import clipping
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.tools.replay import resimulate
 from gym_trace.tools.replay.compare import Difference
 from gym_trace.tools.replay.resimulate import Verdict
 
@@ -214,7 +215,9 @@ ALONE = "matches only by itself, in a fresh environment"
 @pytest.mark.parametrize(
     ("episodes", "drawn", "verdict", "needed", "reason"),
     [
-        ([0, 1], [7, 8], "identical", 0, ""),
+        ([0, 1], [7, 8, 8], "identical", 0, ""),
+        ([0, 1], [7, 8, 0, 0], "identical", 1, ""),
+        ([0, 1], [7, 8, 0, 1], "identical", 0, ""),  # by itself, it differs by chance
         ([1], [0, 7, 8, 7, 8], "identical", 1, ""),
         ([1], [0, 7, 8, 7, 0], "differs", 0, UNSTEADY),  # once by chance
         ([0, 1], [7, 0, 8, 8], "identical", 0, ALONE),
@@ -238,8 +241,48 @@ def test_verify_names_the_episodes_that_need_earlier_ones(tmp_path: Path) -> Non
     (found,) = verify_trace(tmp_path, episodes=[3])
     assert (found.verdict, found.needed) == ("identical", 3)
     done = run("verify", tmp_path, "--episodes", "0,2,3")
-    assert done.stdout == "3 episodes replayed: 3 identical, bit for bit\n"
-    assert done.stderr.endswith("note: 1 episode matches only after others of the same lane: 2 (2 before it)\n")
+    assert done.stdout == SUMMARY.format(3, 3, "2 of them only after the episodes before " + BY_SEED)
+
+
+SUMMARY = "{} episodes replayed: {} identical, bit for bit; {}\n"
+BY_SEED = "(the seed alone does not decide the start)"
+
+
+class Pool(CountingEnv):
+    """Its starts come from a pool, by a counter of resets."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        _, info = super().reset(seed=seed)
+        self._buffer += (self.calls.count("reset") - 1) % 3
+        return self._buffer, info
+
+
+class Pool4(Pool):
+    def __init__(self) -> None:
+        super().__init__(length=4)
+
+
+def test_verify_counts_the_episodes_whose_start_depends_on_earlier_ones(tmp_path: Path) -> None:
+    record(Pool(length=4), tmp_path / "a", 7, seeded=1)
+    for options in ({}, {"workers": 2}):
+        found = verify_trace(tmp_path / "a", make_env=Pool4, **options)
+        assert [(verdict.verdict, verdict.needed) for verdict in found] == [
+            ("identical", number if number % 3 else 0) for number in range(7)
+        ]
+    done = run("verify", tmp_path / "a", "--make", "test_verification:Pool4")
+    assert done.stdout == SUMMARY.format(7, 7, "4 of them only after the episodes before " + BY_SEED)
+    done = run("verify", tmp_path / "a", "--make", "test_verification:Pool4", "--json", "--episodes", "2,3")
+    assert ['"needed": 2' in line for line in done.stdout.splitlines()] == [True, False]
+
+
+def test_a_copy_without_the_episodes_that_a_start_depends_on_says_so(tmp_path: Path) -> None:
+    record(Pool(length=4), tmp_path / "a", 7, seeded=1)
+    ok("edit", "filter", tmp_path / "a", "--episodes", "1,2,3,5", "-o", tmp_path / "b")
+    found = [(verdict.verdict, verdict.reason) for verdict in verify_trace(tmp_path / "b", make_env=Pool4)]
+    lost = "unverifiable", resimulate._EARLIER_MISSING
+    assert found == [lost, lost, ("identical", ""), lost]  # the third one has the first start of the pool
+    ok("edit", "filter", tmp_path / "a", "--episodes", "0,1,2", "-o", tmp_path / "c")
+    assert verdicts(tmp_path / "c", make_env=Pool4) == ["identical"] * 3
 
 
 def test_an_environment_that_raises_differs(tmp_path: Path) -> None:
