@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gym_trace.data.layout import Path
+from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
@@ -95,6 +96,12 @@ def _shown_by(seen: Sighting, trace: Trace) -> tuple[str, ...]:
     row = seen.step - int(trace.content["first_step"][seen.episode])
     steps = f"{max(0, row - _CONTEXT_STEPS)}:{max(0, row) + _CONTEXT_STEPS + 1}"
     return ("cat", "--episodes", episode, "--steps", steps)
+
+
+def environments_of(trace: Trace) -> Array:
+    """Return (writers,) int64: equal numbers for writers whose environments have the same description."""
+    described = [pack_lenient(reader.about_or_empty.environment)[0] for reader in trace.readers]
+    return np.array([described.index(one) for one in described], np.int64)
 
 
 def last_steps(block: StepRuns) -> Array:

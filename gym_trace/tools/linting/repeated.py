@@ -1,4 +1,4 @@
-"""Find episodes that are recorded twice, also in two splits, and splits of very different sizes."""
+"""Find episodes that are recorded twice or begin the same, also in two splits, and splits of very different sizes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
-from gym_trace.tools.linting.findings import ERROR, WARNING, Kind, Sighting
+from gym_trace.tools.linting.findings import ERROR, NOTE, WARNING, Kind, Sighting, environments_of
 from gym_trace.tools.replay.fingerprints import CONTENT, fingerprints_of
 from gym_trace.tools.replay.lanes import inseparable
 
+_IN_TURN = Kind("T504", WARNING, "episodes of different seeds that begin the same, in turn")
+_SAME_START = Kind("T505", NOTE, "different seeds, but the same first observation")
 _TWICE = Kind("T601", WARNING, "episodes recorded twice: the same start, actions and results")
 _SHARED = Kind("T602", ERROR, "episodes that two splits share")
 _UNBALANCED = Kind("T603", WARNING, "a split with very few episodes")
 _UNEQUAL = Kind("T604", WARNING, "the same seed and actions, but other results")
 
+_MOST_CHANCE = 1e-4  # probability that random starts come in turn
+_OPTIONS = b"options"
 _MOST_BYTES = 256  # larger observations are compared only if all other values are equal
 # Multipliers of hashes: the golden ratio, and two primes of xxHash.
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)
@@ -30,12 +33,34 @@ _MASK = (1 << 63) - 1
 
 
 class _Hashes:
-    """Sums of hashes of steps, one per episode of a writer: equal episodes have equal sums."""
+    """Sums of hashes of steps, one per episode of a writer: equal episodes have equal sums.
+
+    Attributes:
+        first: hashes of the first observations; 0: unknown, or options of the reset may have chosen it.
+        has_floats: True if observations have floats, which are rarely equal by chance.
+    """
 
     def __init__(self, episodes: int):
         self.actions = np.zeros(episodes, np.uint64)
         self.results = np.zeros(episodes, np.uint64)
         self.starts = np.zeros(episodes, np.int64)
+        self.first = np.zeros(episodes, np.uint64)
+        self.has_floats = False
+
+    def add_first(self, block: StepRuns) -> None:
+        """Hash the first observations of the episodes that begin in a block."""
+        begins = block.has_initial & (block.first_step == 0) & (np.diff(block.observation_offsets) > 0)
+        columns = [rows for path, rows in block.columns.items() if path[0] == "observations"]
+        if not begins.any() or not columns or any(rows.dtype == object for rows in columns):
+            return
+        self.has_floats |= any(rows.dtype.kind == "f" for rows in columns)
+        mixed = np.ones(np.count_nonzero(begins), np.uint64)
+        for rows in columns:
+            first = rows[block.observation_offsets[:-1][begins]]
+            if first.itemsize * first[:1].size > _MOST_BYTES:
+                first = np.array([hash(row.tobytes()) for row in first])
+            mixed = _with_words(mixed, first)
+        self.first[block.row[begins]] = mixed
 
 
 class RepeatedRule:
@@ -45,7 +70,7 @@ class RepeatedRule:
     count only if they are long, and branched ones only if they have many steps of their own.
     """
 
-    kinds: ClassVar[Sequence[Kind]] = (_TWICE, _SHARED, _UNBALANCED, _UNEQUAL)
+    kinds: ClassVar[Sequence[Kind]] = (_IN_TURN, _SAME_START, _TWICE, _SHARED, _UNBALANCED, _UNEQUAL)
     columns: ClassVar[Collection[str]] = frozenset(("starts", "actions", "rewards", "observations"))
     thresholds: ClassVar[Mapping[str, float]] = {"repeated_steps": 20, "split_share": 0.01, "split_episodes": 100}
 
@@ -53,6 +78,7 @@ class RepeatedRule:
         self._trace, self._thresholds = trace, thresholds
         self._hashes: dict[int, _Hashes] = {}
         self._is_branched = np.array([bool(reader.about_or_empty.branch) for reader in trace.readers], np.bool_)
+        self._environment = environments_of(trace)
 
     def add(self, block: StepRuns) -> None:
         if block.writer not in self._hashes:
@@ -65,17 +91,25 @@ class RepeatedRule:
                 continue
             sums = hashes.actions if path[0] == "actions" else hashes.results
             sums[block.row] += _sums(block, path, rows, salt)
+        hashes.add_first(block)
         for row, packed in block.starts.items():
             hashes.starts[row] = hash(packed) & _MASK
+            if _OPTIONS in packed:
+                hashes.first[row] = 0
 
     def findings(self) -> Iterator[Sighting]:
         yield from self._unbalanced_splits()
-        groups = self._probably_equal()
-        if not len(groups):
-            return
-        trace = self._trace
+        other_starts: list[tuple[int, int]] = []  # episodes of the same seed, but another first observation
+        for episodes, first, has_floats in self._seeded_starts():
+            other_starts += _other_starts(episodes, self._trace.content["seed"][episodes], first)
+            yield from self._same_starts(episodes, first, has_floats)
+        yield from self._repeated(other_starts)
+
+    def _repeated(self, other_starts: list[tuple[int, int]]) -> Iterator[Sighting]:
+        trace, groups = self._trace, self._probably_equal()
         try:
-            content = fingerprints_of(trace, np.concatenate(groups), CONTENT, only_content=True).content
+            indices = np.concatenate([np.empty(0, np.int64), *groups])
+            content = fingerprints_of(trace, indices, CONTENT, only_content=True).content
         except CorruptTrace:  # T001 names the damage; after a repair the episodes can be compared
             return
         splits = [writer.about_or_empty.split for writer in trace.readers]
@@ -95,14 +129,53 @@ class RepeatedRule:
                 elif len(by_content) > 1 and self._seed_sets_start(index):
                     unequal.append((int(group[0]), index))
                 equal.setdefault(split, index)
-        for kind, pairs in ((_TWICE, twice), (_SHARED, shared), (_UNEQUAL, unequal)):
+        known = {later for _, later in unequal}
+        other_starts = [pair for pair in other_starts if pair[1] not in known]
+        for kind, pairs in ((_TWICE, twice), (_SHARED, shared), (_UNEQUAL, unequal or other_starts)):
             if pairs:
                 ordered = (sorted(pair, key=lambda index: int(trace.chosen[index])) for pair in pairs)
                 pair = min(ordered, key=lambda pair: trace.chosen[pair].tolist())
                 first, second = trace.chosen[pair].tolist()
                 shown = "ls", "--episodes", f"{first},{second}"
-                message = f"{kind.what}; first: {first} and {second}"
-                yield Sighting(kind, message, len(pairs), "episode", pair[1], shown_by=shown)
+                what = "the same seed, but another first observation" if pairs is other_starts else kind.what
+                count = len(pairs) + len(other_starts) * (pairs is unequal)
+                message = f"{what}; first: {first} and {second}"
+                yield Sighting(kind, message, count, "episode", pair[1], shown_by=shown)
+
+    def _seeded_starts(self) -> Iterator[tuple[Array, Array, bool]]:
+        """Yield, for each environment, the episodes whose seed should set the start. first, has_floats: see _Hashes."""
+        trace, table = self._trace, self._trace.content
+        writers, first = table["writer"].astype(np.int64), np.zeros(len(table), np.uint64)
+        wanted = (table["seed"] >= 0) & (table["first_step"] == 0) & ~self._is_branched[writers]
+        for number, reader in enumerate(trace.readers):
+            own = np.flatnonzero(writers == number)
+            if number in self._hashes and not inseparable(reader):
+                first[own] = self._hashes[number].first[trace.rows[own]]
+        for number in np.unique(self._environment):
+            episodes = np.flatnonzero(wanted & (first != 0) & (self._environment[writers] == number))
+            has_floats = any(self._hashes[int(one)].has_floats for one in np.unique(writers[episodes]))
+            yield episodes, first[episodes], has_floats
+
+    def _same_starts(self, episodes: Array, first: Array, has_floats: bool) -> Iterator[Sighting]:
+        """Look for first observations that several seeds share. episodes: those of one environment."""
+        trace, all_seeds = self._trace, self._trace.content["seed"][episodes]
+        once = np.sort(np.unique(all_seeds, return_index=True)[1])
+        episodes, seeds = episodes[once], all_seeds[once]
+        starts, earliest, start = np.unique(first[once], return_index=True, return_inverse=True)
+        if len(starts) == len(seeds):
+            return
+        again = np.setdiff1d(np.arange(len(seeds)), earliest)[0]
+        pair = trace.chosen[episodes[[earliest[start[again]], again]]].tolist()
+        shown = "cat", "--episodes", f"{pair[0]},{pair[1]}", "--steps", "0:1", "--columns", "observations"
+        about = len(seeds), "episode", int(episodes[0]), None, "observations", shown
+        found = f"{len(seeds)} seeds begin with {len(starts)} first observation{'s'[: len(starts) > 1]}"
+        by_count, by_seed = (_period(keys, start, earliest) for keys in (trace.rows[episodes], seeds))
+        if (by_count or by_seed) and len(starts) ** -(len(seeds) - len(starts)) < _MOST_CHANCE:
+            causes = ["a count of the episodes"] * bool(by_count) + [f"the seed modulo {by_seed}"] * bool(by_seed)
+            yield Sighting(_IN_TURN, f"{found} in turn: {' or '.join(causes)} decides the start", *about)
+        elif has_floats or len(starts) == 1:
+            few = "the start is fixed" if len(starts) == 1 else "there are few starts"
+            yield Sighting(_SAME_START, f"{found}: the seed does not decide the start, or {few}", *about)
 
     def _probably_equal(self) -> list[Array]:
         """Return groups of episodes with equal hashes, as indices of the trace."""
@@ -111,7 +184,6 @@ class RepeatedRule:
         keys = np.zeros(len(table), [(name, "<u8") for name in names])
         wanted = (table["steps"] > 0) & (table["first_step"] == 0)
         writers = table["writer"]
-        described = [pack_lenient(writer.about_or_empty.environment)[0] for writer in trace.readers]
         for number, reader in enumerate(trace.readers):
             own = np.flatnonzero(writers == number)
             rows = trace.rows[own]
@@ -119,7 +191,7 @@ class RepeatedRule:
             if hashes is None or reader.damage:
                 wanted[own] = False
                 continue
-            keys["environment"][own] = described.index(described[number])
+            keys["environment"][own] = self._environment[number]
             keys["start"][own], keys["actions"][own] = hashes.starts[rows], hashes.actions[rows]
             keys["results"][own] = hashes.results[rows]
         repeated = repeated_steps(table, trace.readers)
@@ -156,6 +228,23 @@ class RepeatedRule:
                 yield Sighting(_UNBALANCED, message, count, "episode", shown_by=("stats", "--by", "split"))
 
 
+def _other_starts(episodes: Array, seeds: Array, first: Array) -> list[tuple[int, int]]:
+    """Return pairs of episodes of the same seed, but another first observation. first: their hashes."""
+    _, earliest, seed = np.unique(seeds, return_index=True, return_inverse=True)
+    before = earliest[seed]
+    differs = first != first[before]
+    return list(zip(episodes[before[differs]].tolist(), episodes[differs].tolist()))
+
+
+def _period(keys: Array, start: Array, earliest: Array) -> int:
+    """Return p > 1 if key modulo p decides the start of an episode; otherwise 0.
+
+    keys, start: key and number of the start of each episode. earliest: the first episode of each start.
+    """
+    period = int(np.gcd.reduce(np.abs(keys - keys[earliest][start])))
+    return period if period > 1 and len(np.unique(keys % period)) == len(earliest) else 0
+
+
 def _mixed(keys: Array) -> Array:
     """Return one hash per key; equal keys have equal hashes."""
     mixed = np.zeros(len(keys), np.uint64)
@@ -167,18 +256,11 @@ def _mixed(keys: Array) -> Array:
 
 def _sums(block: StepRuns, path: tuple[str | int, ...], rows: Array, salt: int) -> Array:
     """Return the sum of the hashes of each run's rows; a hash depends on the value and on its step."""
-    flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
-    if flat.shape[1] % 8:
-        flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 8)))
-    words = np.ascontiguousarray(flat).view(np.uint64)
     bounds = block.offsets(path)
     counts = np.diff(bounds)
     begin = block.first_step - (block.has_initial & (path[0] == "observations")) - bounds[:-1]
     steps = (np.repeat(begin, counts) + np.arange(len(rows))).astype(np.uint64)
-    mixed = (steps + np.uint64(salt + 1)) * _MULTIPLIERS[1]
-    for word in words.T:
-        mixed = (mixed ^ word) * _MULTIPLIERS[0]
-        mixed ^= mixed >> np.uint64(32)
+    mixed = _with_words((steps + np.uint64(salt + 1)) * _MULTIPLIERS[1], rows)
     mixed *= _MULTIPLIERS[2]
     mixed ^= mixed >> np.uint64(29)
     sums = np.zeros(len(counts), np.uint64)
@@ -186,3 +268,14 @@ def _sums(block: StepRuns, path: tuple[str | int, ...], rows: Array, salt: int) 
     if len(runs):
         sums[runs] = np.add.reduceat(mixed, bounds[:-1][runs])
     return sums
+
+
+def _with_words(mixed: Array, rows: Array) -> Array:
+    """Return hashes, one per row, with the bytes of the rows mixed in."""
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8)
+    if flat.shape[1] % 8:
+        flat = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 8)))
+    for word in np.ascontiguousarray(flat).view(np.uint64).T:
+        mixed = (mixed ^ word) * _MULTIPLIERS[0]
+        mixed ^= mixed >> np.uint64(32)
+    return mixed

@@ -21,6 +21,7 @@ from gym_trace.tools.linting.ends import EndsRule
 from gym_trace.tools.linting.findings import SEVERITIES, Kind, Sighting
 from gym_trace.tools.linting.infos import InfosRule
 from gym_trace.tools.linting.motion import ActionMotionRule, ObservationMotionRule
+from gym_trace.tools.linting.outliers import OutliersRule
 from gym_trace.tools.linting.repeated import RepeatedRule
 from gym_trace.tools.linting.rewards import RewardsRule
 from gym_trace.tools.linting.starts import StartsRule
@@ -62,6 +63,7 @@ _OWN: tuple[type[Rule], ...] = (
     StartsRule,
     RepeatedRule,
     InfosRule,
+    OutliersRule,
 )
 DAMAGED = Kind("T001", "error", "damaged data, which was skipped")
 

@@ -53,12 +53,12 @@ class StartsRule:
             if about.is_imported or not len(own):
                 continue
             if inseparable(reader) or not (about.environment.get("made") or about.environment.get("spec")):
-                undescribed += self._trace.chosen[own[:1]].tolist()
+                undescribed += own[:1].tolist()
             else:
                 unverifiable += self._unverifiable(number).tolist()
         if unverifiable:
             first, count = unverifiable[0], len(unverifiable)
-            shown = "verify", "--episodes", str(first)
+            shown = "verify", "--episodes", str(self._trace.chosen[first])
             yield Sighting(_UNVERIFIABLE, _UNVERIFIABLE.what, count, "episode", first, shown_by=shown)
         if undescribed:
             yield Sighting(_UNDESCRIBED, _UNDESCRIBED.what, len(undescribed), "writer", undescribed[0])
@@ -82,7 +82,7 @@ class StartsRule:
             # Episodes after a replayable episode are replayable, too.
             is_replayable = is_known[np.maximum.accumulate(np.where(opens, np.arange(len(opens)), 0))]
             found.append(indices[~is_replayable & (first_steps[indices] == 0)])
-        return np.sort(trace.chosen[np.concatenate([np.empty(0, np.int64), *found])])
+        return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
 
     def _jumps(self, number: int) -> Iterator[tuple[int, float]]:
         """Yield each jump of UTC against the monotonic clock: the episode in which or before which it was, seconds."""
@@ -93,7 +93,7 @@ class StartsRule:
         drift, has_end = _drifts(reader, trace.rows[own])
         times = np.concatenate([begin, (begin + trace.content["duration"][own])[has_end]])
         offsets = np.concatenate([offset, (offset + drift)[has_end]])
-        episodes = np.concatenate([trace.chosen[own], trace.chosen[own][has_end]])
+        episodes = np.concatenate([own, own[has_end]])
         order = np.argsort(times, kind="stable")
         jumps = np.diff(offsets[order])
         for i in np.flatnonzero(np.abs(jumps) >= self._min_jump).tolist():

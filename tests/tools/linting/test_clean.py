@@ -65,6 +65,7 @@ def test_a_clean_recording_has_no_findings(name: str, tmp_path: Path) -> None:
     with TraceRecordingWrapper(made(name), tmp_path, record_infos=True) as env:
         record_episodes(env, seed=7, **ENVIRONMENTS[name])
     assert codes(tmp_path) == {}
+    assert not list(lint_trace(tmp_path, select=["T405", "T406", "T407", "T408"]))
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])

@@ -20,7 +20,7 @@ from planted import EPISODES, STEPS, Script
 from scripted_env import Result, ToyEnv
 from vector_wrapper import TraceRecordingVectorWrapper
 
-from gym_trace import lint_trace, open_trace
+from gym_trace import TraceRecordingWrapper, lint_trace, open_trace
 from gym_trace.tools.linting.findings import Finding
 
 
@@ -135,6 +135,10 @@ def _other_results(script: Script) -> None:
     script.observations[4] = script.observations[4] + np.float32(0.5)
 
 
+def _other_start(script: Script) -> None:
+    script.seeds[4] = script.seeds[1]
+
+
 def _gappy_notes(script: Script) -> None:
     script.notes = [rows.tolist() for rows in script.notes]
     script.notes[0][0] = None
@@ -208,6 +212,7 @@ DEFECTS: dict[str, tuple[Plant, Expected]] = {
     "episodes without a known start": (_no_generator, Expected("T501", None, 0, None, EPISODES)),
     "an episode recorded twice": (_again(1, 4), Expected("T601", None, 4, None, 1)),
     "other results of the same seed": (_other_results, Expected("T604", None, 4, None, 1)),
+    "another start of the same seed": (_other_start, Expected("T604", None, 4, None, 1)),
     "a missing info": (_missing_info, Expected("T701", "infos/'speed'", 3, 11, 2)),
 }
 
@@ -253,6 +258,91 @@ def test_rewards_of_another_scale_name_the_writer(tmp_path: Path) -> None:
     other.record(tmp_path / "trace")
     (finding,) = found_in(tmp_path / "trace")
     assert told(finding) == Expected("T302", "rewards", EPISODES, None, EPISODES * STEPS)
+
+
+def test_starts_that_come_in_turn_are_not_those_of_the_seeds(tmp_path: Path) -> None:
+    script = Script(episodes=16, steps=8)
+    for episode, rows in enumerate(script.observations):
+        rows[0] = script.observations[episode % 4][0]
+    (finding,) = found_in(script.record(tmp_path / "trace"))
+    assert told(finding) == Expected("T504", "observations", 0, None, 16)
+    assert "a count of the episodes or the seed modulo 4 decides the start" in finding.message
+    assert finding.command.endswith("--episodes 0,4 --steps 0:1 --columns observations")
+
+
+def test_shuffled_seeds_show_that_they_are_taken_modulo_a_number(tmp_path: Path) -> None:
+    script = Script(episodes=16, steps=8)
+    script.seeds = np.random.default_rng(1).permutation(1000)[:16].tolist()
+    for rows, seed in zip(script.observations, script.seeds):
+        rows[0] = (seed or 0) % 3
+    (finding,) = found_in(script.record(tmp_path / "trace"))
+    assert "16 seeds begin with 3 first observations in turn: the seed modulo 3 decides the start" in finding.message
+
+
+@pytest.mark.parametrize(("starts", "reason"), [(1, "the start is fixed"), (5, "there are few starts")])
+def test_equal_starts_of_other_seeds_are_a_note_with_both_readings(starts: int, reason: str, tmp_path: Path) -> None:
+    script = Script()
+    for episode, rows in enumerate(script.observations):
+        rows[0] = min(episode, starts - 1)
+    recorded = script.record(tmp_path / "trace")
+    assert not found_in(recorded)
+    (finding,) = found_in(recorded, notes=True)
+    assert (finding.code, finding.severity) == ("T505", "note")
+    assert finding.message.endswith(f"the seed does not decide the start, or {reason}")
+
+
+def test_starts_that_options_choose_are_not_those_of_the_seeds(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path) as env:
+        for width in range(6):
+            env.reset(seed=3, options={"low": -0.01 * width, "high": 0.01})
+            env.step(0)
+    assert not found_in(tmp_path, select=["T5", "T604"])
+
+
+def _smooth(steps_of_7: int = 55) -> Script:
+    """Movements of a robot: 24 episodes of 50 to 60 steps to nearly the same pose."""
+    random = np.random.default_rng(5)
+    script = Script(episodes=24, steps=120)
+    for episode in range(24):
+        script.shorten(episode, steps_of_7 if episode == 7 else int(random.integers(50, 61)))
+        rows, actions = script.observations[episode], script.actions[episode]
+        way = np.linspace(0, 1, len(rows))[:, None] ** random.uniform(0.9, 1.1, 3)
+        rows[:] = 3 * way + random.normal(0, 0.01, rows.shape)
+        actions[:] = way[1:, :2] / 2 + random.normal(0, 0.002, actions.shape)
+    return script
+
+
+def _tremble(script: Script) -> None:
+    script.actions[7] += np.float32(np.random.default_rng(0).normal(0, 0.05, script.actions[7].shape))
+
+
+def _pause(script: Script) -> None:
+    """Stand still from step 10 to step 30, and hurry to the end."""
+    for rows in (script.observations[7], script.actions[7]):
+        steps = np.arange(len(rows))
+        at = np.interp(steps, [0, 10, 30, len(rows) - 1], [0, 10, 10, len(rows) - 1])
+        rows[:] = np.stack([np.interp(at, steps, column) for column in rows.T], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("code", "steps", "plant"),
+    [
+        ("T405", 120, lambda script: None),
+        ("T405", 10, lambda script: None),
+        ("T406", 55, _tremble),
+        ("T407", 55, _pause),
+        ("T408", 55, _set("observations", 7, slice(40, None), 0)),
+        (None, 55, lambda script: None),
+    ],
+)
+def test_an_episode_far_from_the_others_is_a_note(code: str | None, steps: int, plant: Plant, tmp_path: Path) -> None:
+    script = _smooth(steps)
+    plant(script)
+    recorded = script.record(tmp_path / "trace")
+    found = found_in(recorded, select=["T4"])
+    assert [told(finding) for finding in found] == [Expected(code, None, 7, None, 1)] * (code is not None)
+    assert all(finding.command == f"gym-trace ls {recorded} --episodes 7" for finding in found)
+    assert not found_in(recorded)
 
 
 def test_splits_that_share_episodes_are_an_error(tmp_path: Path) -> None:
@@ -349,6 +439,14 @@ def test_every_command_of_a_finding_runs(tmp_path: Path) -> None:
         done = CliRunner().invoke(cli, shlex.split(command)[1:])
         assert done.exit_code == 0, (command, done.output)
     assert "nan" in CliRunner().invoke(cli, shlex.split(commands[0])[1:]).output
+
+
+def test_an_unverifiable_episode_of_a_view_has_its_whole_index(tmp_path: Path) -> None:
+    script = Script()
+    _no_generator(script)
+    (finding,) = lint_trace(open_trace(script.record(tmp_path / "trace"))[4:])
+    assert told(finding) == Expected("T501", None, 4, None, 2)
+    assert finding.command.endswith("--episodes 4")
 
 
 def test_a_view_is_linted_alone_with_indices_of_the_whole_trace(tmp_path: Path) -> None:
