@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from gym_trace.tools.integrity.repair import repair_trace as repair_trace
     from gym_trace.tools.linting.api import lint_trace as lint_trace
     from gym_trace.tools.playing.play import play as play
+    from gym_trace.tools.remake import remake as remake
     from gym_trace.tools.replay.diff import diff_traces as diff_traces
     from gym_trace.tools.replay.env_at import env_at as env_at
     from gym_trace.tools.replay.replay_env import ReplayEnv as ReplayEnv
@@ -102,6 +103,7 @@ _HOMES = {
     "query": "gym_trace.playback.tables.sql",
     "record": "gym_trace.recording.collecting.rollout",
     "record_episodes": "gym_trace.recording.collecting.rollout",
+    "remake": "gym_trace.tools.remake",
     "render": "gym_trace.tools.video.render",
     "repair_trace": "gym_trace.tools.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",

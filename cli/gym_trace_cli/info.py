@@ -93,6 +93,8 @@ def _fields(info: Info) -> Iterator[tuple[str, str]]:
     yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
     yield "made by", ", ".join(_provenance(dict(_items(info["provenance"]))))
     yield "edited", "; ".join(_edits(dict(_items(info["provenance"])).get("edits")))
+    if origin := dict(_items(dict(_items(info["provenance"])).get("made_from"))):
+        yield "made from", _made_from(origin)
     if origin := dict(_items(info["branch"])):
         yield (
             "branches from",
@@ -131,6 +133,13 @@ def _edits(edits: Any) -> Iterator[str]:
             yield f"{fields.get('column')} renamed to {fields['to']}"
         else:
             yield f"{fields.get('column')} by {fields.get('by')}"
+
+
+def _made_from(origin: Info) -> str:
+    changes = origin.get("changes")
+    words = [str(change) for change in changes] if isinstance(changes, list) else []
+    lane = f", lane {origin['lane']}" if "lane" in origin else ""
+    return _cut(f"{origin.get('start')} of writer {origin.get('writer')}{lane}: {', '.join(words) or 'no changes'}")
 
 
 def _environment(environment: Any, function: str | None) -> Iterator[tuple[str, str]]:

@@ -38,6 +38,7 @@ SECTIONS = {
         "record": ("record", "command", "Record episodes of a Gymnasium environment."),
         "play": ("play", "command", "Play an environment by hand and record it."),
         "branch": ("branch", "command", "Record new episodes that branch off at a recorded step."),
+        "remake": ("remake", "command", "Record the same episodes in a changed environment."),
         "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
     },
     "Look": {
@@ -82,7 +83,8 @@ HINTS = {
         name: f"use 'edit {name}'"
         for name in ("merge", "split", "filter", "drop", "compact", "annotate", "map", "add", "rename")
     },
-    **dict.fromkeys(("relabel", "transform"), "'edit map' computes columns by a function"),
+    **dict.fromkeys(("relabel", "transform"), "'edit map' computes columns by a function, 'remake' by an environment"),
+    "rerender": "'remake' records the same episodes with another camera, 'render' makes videos",
     **dict.fromkeys(("join", "concat"), "'edit merge' makes one trace of several"),
     **dict.fromkeys(("video", "gif", "film"), "'render' makes videos"),
     **dict.fromkeys(("plot", "histogram"), "'stats' draws returns and lengths"),

@@ -174,8 +174,12 @@ def _verify_episodes(
                 outcome.needed[verdict.index] = verdict.needed
             if verdict.difference is not None:
                 differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
-            difference = None if verdict.difference is None else _plain(verdict.difference)
-            plain = {**vars(verdict), "difference": difference, "divergences": list(map(_plain, verdict.divergences))}
+            difference = None if verdict.difference is None else plain_difference(verdict.difference)
+            plain = {
+                **vars(verdict),
+                "difference": difference,
+                "divergences": list(map(plain_difference, verdict.divergences)),
+            }
             text = _text_of(verdict, names_writer=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
             reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
             if as_json:
@@ -244,7 +248,7 @@ def _text_of(verdict: Verdict, names_writer: bool) -> str:
     return show.printable(f"episode {verdict.index}{f' of {verdict.writer}' if names_writer else ''} {what}")
 
 
-def _plain(difference: Difference | Divergence) -> dict[str, Any]:
+def plain_difference(difference: Difference | Divergence) -> dict[str, Any]:
     """Return a difference as plain data; text for values that JSON lacks."""
     return {name: _jsonable(value) for name, value in difference._asdict().items()}
 
@@ -292,7 +296,7 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:
-        listed = [{"index": index, **_plain(difference)} for index, difference in differing]
+        listed = [{"index": index, **plain_difference(difference)} for index, difference in differing]
         report = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": listed}
         show.json_line(report | ({"summaries": summaries} if summaries else {}))
     else:

@@ -59,7 +59,7 @@ def wrappers_around(env: Any) -> Iterator[Any]:
 
 def recipe_of(env: Any) -> dict[str, Any]:
     """Return the recipe of one environment as plain data."""
-    wrappers = [[_name_of(type(one)), _arguments_of(one)] for one in wrappers_around(env)]
+    wrappers = [[name_of(type(one)), _arguments_of(one)] for one in wrappers_around(env)]
     env = env.unwrapped
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     return {**_base(getattr(env, "spec", None)), "class": kind, "wrappers": wrappers[::-1]}
@@ -120,16 +120,22 @@ def _wrappers_of_make(spec: Mapping[str, Any]) -> list[list[Any]]:
     return wrappers
 
 
+def call_of(function: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return the function and the keywords of a partial without other arguments; other functions as they are."""
+    is_partial = isinstance(function, functools.partial) and not function.args
+    return (function.func, function.keywords) if is_partial else (function, {})
+
+
 def _wrapping(function: Any) -> list[Any]:
     """Return the wrapper that a make_vec() function adds to a lane, if it is a class or a partial of one."""
-    partial = isinstance(function, functools.partial) and not function.args
-    kind, arguments = (function.func, function.keywords) if partial else (function, {})
+    kind, arguments = call_of(function)
     if isinstance(kind, type):
-        return [_name_of(kind), _stored(arguments)]
-    return [_name_of(function), None]
+        return [name_of(kind), _stored(arguments)]
+    return [name_of(function), None]
 
 
-def _name_of(thing: Any) -> str:
+def name_of(thing: Any) -> str:
+    """Return MODULE:NAME of a function or a class, or of the class of another object."""
     kind = thing if hasattr(thing, "__qualname__") else type(thing)
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -278,10 +284,21 @@ def factory_recipe(
     return {"id": call, "entry_point": call, "kwargs": _stored(kwargs), "wrappers": around}
 
 
+def changed_factory(
+    factory: Mapping[str, Any], kwargs: Mapping[str, Any], wrappers: Iterable[Any]
+) -> dict[str, Any] | None:
+    """Return factory_recipe() with further arguments and wrappers; None if a wrapper cannot be imported by a name."""
+    calls = [(name_of(kind), arguments) for kind, arguments in map(call_of, wrappers)]
+    if any(_NOT_IMPORTABLE.search(name) for name, _ in calls):
+        return None
+    more = factory_recipe("", kwargs, calls)
+    changed = {"kwargs": {**factory["kwargs"], **more["kwargs"]}, "wrappers": [*factory["wrappers"], *more["wrappers"]]}
+    return {**factory, **changed}
+
+
 def recipe_of_function(make: Any) -> dict[str, Any] | None:
     """Return factory_recipe() of a module-level function or a partial of one; None for others."""
-    is_partial = isinstance(make, functools.partial) and not make.args
-    function, kwargs = (make.func, make.keywords) if is_partial else (make, {})
+    function, kwargs = call_of(make)
     name = "" if not inspect.isfunction(function) else f"{function.__module__}:{function.__qualname__}"
     return factory_recipe(name, kwargs, []) if name and not _NOT_IMPORTABLE.search(name) else None
 

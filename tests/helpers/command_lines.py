@@ -24,6 +24,7 @@ LINES = [
     CommandLine("record CartPole-v1 -o NEW --episodes 1 --seed 0", reads=False),
     CommandLine("play --from TRACE -o NEW --keys no-such-file.toml", None),
     CommandLine("branch TRACE --step 1 --episodes 1 -o NEW"),
+    CommandLine("remake TRACE -o NEW"),
     CommandLine("train CartPole-v1 -o NEW --steps 64 --num-envs 1 -j 1 --quiet", "train", reads=False),
     CommandLine("ls TRACE --json"),
     CommandLine("info TRACE"),

@@ -153,6 +153,10 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if self._steps.episodes.state in (OPEN, PAUSED):
             self._steps.end(outcome)
 
+    def _number_episode(self, episode_id: int) -> None:
+        """Give the next episode this id, which is larger than those before."""
+        self._recorder.next_episode = episode_id
+
     def flush(self) -> None:
         """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
         self._recorder.flush()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.data.episode import Episode, infos_of
-from gym_trace.data.layout import Layout, as_kept
+from gym_trace.data.layout import Layout, Leaf, as_kept
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array, unstored
@@ -101,6 +101,7 @@ class EpisodeComparison:
         all_infos: True if all infos were recorded, so that an unrecorded one is a difference.
         batched: True for a lane of a vector environment that is compared with a single environment.
         replayed: True for results of a replay, which takes another time; see without_clock().
+        seen: layout of the observations of another environment: only leaves and keys that both have are compared.
 
     Attributes:
         largest: largest difference of numbers that count as close.
@@ -116,19 +117,25 @@ class EpisodeComparison:
         all_infos: bool = False,
         batched: bool = False,
         replayed: bool = False,
+        seen: Layout | None = None,
     ):
         self.largest, self.exact = 0.0, True
+        self._skipped: set[str] = set()
         self._atol, self._rtol, self._tolerances = comparison.atol, comparison.rtol, comparison.tolerances
-        self._columns = columns = comparison.columns
         self._layout: Layout = layouts.observations
-        self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
+        self._seen, self._shares = seen or self._layout, seen is not None
+        self._shared = shared_leaves(self._layout, self._seen)
+        self._columns = columns = comparison.columns - (
+            {"observations"} if self._shares and not self._shared else set()
+        )
         self._leaves: list[Array] | None = None  # recorded observations; None: their structure is not the space's
         if "observations" in columns:
             self._observations = episode.observations if observations is None else observations
             with contextlib.suppress(LookupError):
                 self._leaves = self._layout.split(self._observations)
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
-        self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
+        flags = [name for name in ("terminations", "truncations") if name in columns]
+        self._flags: dict[str, Array] = {name: getattr(episode, name) for name in flags}
         self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
         self._unknown_row = -1 if episode.has_final_observation else len(episode)  # index in the observations
         self._reset_info = episode.reset_info if "infos" in columns else None
@@ -156,6 +163,11 @@ class EpisodeComparison:
             difference = self._info(step, self._infos[step], info)
         return difference
 
+    def skip(self, column: str) -> None:
+        """Stop to compare a column. column: as in a Difference."""
+        self._skipped.add(column)
+        self._flags.pop(column, None)
+
     def _observation(self, step: int | None, row: int, observation: Any) -> Difference | None:
         for name, recorded, seen in self.observation_pairs(row, observation):
             difference = self.value(step, name, recorded, seen)
@@ -171,12 +183,12 @@ class EpisodeComparison:
             yield "observations", self._observations[row], observation
             return
         try:
-            seen = self._layout.split(observation)
+            seen = self._seen.split(observation)
         except LookupError:
             yield "observations", [rows[row] for rows in self._leaves], observation
             return
-        for name, leaf, rows, value in zip(self._names, self._layout.leaves(), self._leaves, seen):
-            yield name, rows[row], as_kept(value, leaf)
+        for leaf, number, seen_number in self._shared:
+            yield leaf.label, self._leaves[number][row], as_kept(seen[seen_number], leaf)
 
     def reward_pair(self, step: int, reward: Any) -> Iterator[tuple[str, Any, Any]]:
         """Yield the column's name, the recorded reward of a step, and the one seen now, if rewards are compared."""
@@ -193,6 +205,8 @@ class EpisodeComparison:
                 return Difference(step, f"infos/{key_text(key)}", (), None, info[key], None)
         for key in recorded:
             if key not in info:
+                if self._shares:
+                    continue
                 return Difference(step, f"infos/{key_text(key)}", (), recorded[key], None, None)
             seen = _as_batched(recorded[key], info[key]) if self._batched else info[key]
             difference = self.value(step, f"infos/{key_text(key)}", recorded[key], seen)
@@ -208,6 +222,8 @@ class EpisodeComparison:
 
     def value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
         """Compare two values; return the difference."""
+        if column in self._skipped:
+            return None
         seen = plain_array(seen)
         if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
             return None if are_equal(recorded, seen) else Difference(step, column, (), recorded, seen, None)
@@ -233,6 +249,46 @@ class EpisodeComparison:
         if a.shape and not at:  # only the dtypes differ
             return Difference(step, column, (), recorded, seen, largest)
         return Difference(step, column, at, a[at][()], b[at][()], largest)
+
+
+class FirstDifferences:
+    """Compares results to the end of an episode. Its methods are those of EpisodeComparison.
+
+    Attributes:
+        found: the first difference of each column, and of each leaf and key, in the order of steps.
+        terminated, truncated: flags of the last step.
+    """
+
+    def __init__(self, comparison: EpisodeComparison):
+        self._comparison = comparison
+        self.found: list[Difference] = []
+        self.terminated = self.truncated = False
+
+    def reset(self, *result: Any) -> None:
+        self._add(lambda: self._comparison.reset(*result))
+
+    def step(
+        self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> None:
+        self.terminated, self.truncated = bool(terminated), bool(truncated)
+        self._add(lambda: self._comparison.step(step, observation, reward, terminated, truncated, info))
+
+    def _add(self, compare: Callable[[], Difference | None]) -> None:
+        while (difference := compare()) is not None:
+            self.found.append(difference)
+            self._comparison.skip(difference.column)
+
+
+def shared_leaves(recorded: Layout, seen: Layout) -> list[tuple[Leaf, int, int]]:
+    """Return the leaves that two layouts share: of one path, dtype and shape, with their numbers in both.
+
+    An array alone is also the only leaf of its dtype and shape in a Dict, as AddRenderObservation puts it there.
+    """
+    pairs = [(one, i, j, other) for i, one in enumerate(recorded.leaves()) for j, other in enumerate(seen.leaves())]
+    alike = [pair for pair in pairs if (pair[0].dtype, pair[0].shape) == (pair[3].dtype, pair[3].shape)]
+    same_path = [pair for pair in alike if pair[0].path == pair[3].path]
+    found = same_path or (alike if isinstance(recorded, Leaf) and len(alike) == 1 else [])
+    return [(one, i, j) for one, i, j, _ in found]
 
 
 def are_equal(recorded: Any, seen: Any) -> bool:

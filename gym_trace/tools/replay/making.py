@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import gymnasium
 
 from gym_trace.envs.make import completed, headless_arguments, make_environment, takes_render_mode
 from gym_trace.envs.opengl import choose_opengl
+from gym_trace.envs.recipe import call_of, name_of
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.replay.compare import Comparison
@@ -28,6 +29,7 @@ class Making(NamedTuple):
     rtol: float = 0.0
     tolerances: Mapping[str, float] | None = None
     ignore: Collection[str] = ()
+    wrappers: Sequence[Callable[[Any], Any]] = ()  # around the environment, innermost first
 
     @property
     def comparison(self) -> Comparison:
@@ -66,6 +68,21 @@ def replays(
 
 def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     """Build the environment of a lane. render_mode: required mode; None: as recorded, but headless."""
+    env = _made(lane, making, render_mode)
+    for wrapper in making.wrappers:
+        try:
+            wrapped = wrapper(env)
+            if not isinstance(wrapped, gymnasium.Env):
+                raise TypeError(f"returned {type(wrapped).__name__}; return a gymnasium.Env")
+        except Exception as error:  # the user's code
+            env.close()
+            name = name_of(call_of(wrapper)[0])
+            raise EnvironmentUnavailable(f"wrapper {name}: {type(error).__name__}: {error}") from error
+        env = wrapped
+    return env
+
+
+def _made(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     description = lane.writer.about.environment
     if render_mode == "rgb_array":
         choose_opengl()

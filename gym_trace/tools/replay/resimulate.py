@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.data.episode import Episode
+from gym_trace.data.layout import Layout
 from gym_trace.data.values import EnumMember, Unstored, row_of
 from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR
 from gym_trace.envs.autoreset import without_autoreset
@@ -26,7 +27,7 @@ from gym_trace.envs.states import can_restore, is_checked, least_compared, resto
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import error_text
-from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
+from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint, FirstDifferences
 from gym_trace.tools.replay.divergence import Divergence, DivergenceMeter
 from gym_trace.tools.replay.lanes import Lane
 from gym_trace.tools.replay.observations import ObservationRows
@@ -36,8 +37,8 @@ UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
 
 _MOST_CHARACTERS = 4000  # kept of a crash report
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; longer episodes are read row by row
-_STEPS_LOST = "earlier steps were filtered out or lost"
-_UNKNOWN_START = "reset without a seed, and no generator state recorded"
+STEPS_LOST = "earlier steps were filtered out or lost"
+UNKNOWN_START = "reset without a seed, and no generator state recorded"
 _NOT_DETERMINISTIC = "two replays also differ: not deterministic"
 _ONLY_FRESH = "matches only by itself, in a fresh environment"
 _EARLIER_MISSING = (
@@ -50,7 +51,8 @@ NO_SEED = -1  # in the table of episodes
 _log = logging.getLogger("gym_trace")
 MakeEnv = Callable[..., gymnasium.Env[Any, Any]]
 SetGenerator = Callable[[Any, Any], None]  # called with the environment and the state
-Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # called with the environment and the number of its steps
+# Called with the environment and the number of its steps, after the reset and after each step; True ends the replay.
+Watch = Callable[[gymnasium.Env[Any, Any], int], Any]
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,9 @@ class LaneReplay:
     Args:
         trust: allow reset options that may name a file or a module.
         on_step: called after each step; an error that it raises ends the replay.
+
+    Attributes:
+        seen: layout of the observations of an environment that is not the recorded one; see EpisodeComparison.
     """
 
     def __init__(
@@ -198,6 +203,7 @@ class LaneReplay:
     ):
         self._trace, self._lane, self._make, self._comparison = trace, lane, make, comparison
         self._on_step, self._trust = on_step, trust
+        self.seen: Layout | None = None
         self._simulation: _Simulation | None = None
         self._tries_earlier = True  # False once an episode differed in all attempts: more attempts take too long
         self._depends: bool | None = None  # True if an episode differed without those before it; None: not tried yet
@@ -327,7 +333,7 @@ class LaneReplay:
         The state is recorded, or found by replaying earlier episodes. None: the reset was seeded, or it is unknown.
         """
         episode = self._episode(position)
-        if _is_restorable(episode) or not self._lane.follows[position]:
+        if is_restorable(episode) or not self._lane.follows[position]:
             return episode.rng_state
         _, env = self.env_before(position - 1, len(self._episode(position - 1)))
         if env is None:
@@ -350,10 +356,30 @@ class LaneReplay:
         """
         episode = self._episode(position)
         if episode.first_step or (episode.seed is None and generator is None):
-            return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST if episode.first_step else _UNKNOWN_START), None
+            return verdict_on(episode, UNVERIFIABLE, reason=STEPS_LOST if episode.first_step else UNKNOWN_START), None
         simulation = _Simulation(env, set_generator)
         simulation.generator = generator
         return self._attempt(simulation, -1, episode[:steps]), simulation.observation
+
+    def play_on(
+        self,
+        env: gymnasium.Env[Any, Any],
+        position: int,
+        watch: Callable[[FirstDifferences, int], Any],
+        set_generator: SetGenerator = _set_generator,
+    ) -> FirstDifferences:
+        """Play an episode from its own reset to its end, past differences, in an environment of the caller.
+
+        watch: called with the differences so far and the number of steps, as Watch. set_generator: see play_in().
+        Returns the differences; the last one may be an error that the environment raised. Raises
+        EnvironmentUnavailable.
+        """
+        episode = self._episode(position)
+        results = FirstDifferences(self._compared(episode))
+        simulation = _Simulation(env, set_generator)
+        error = self._simulate(simulation, episode, results, lambda _, steps: watch(results, steps))
+        results.found += [] if error is None else [error]
+        return results
 
     def go_through_the_crash(self, position: int) -> str:
         """Execute the pending action of the episode that was just replayed; describe the result, or return "".
@@ -406,8 +432,8 @@ class LaneReplay:
         """
         episode = self._episode(position)
         if episode.first_step:
-            return verdict_on(episode, UNVERIFIABLE, reason=_STEPS_LOST), None
-        is_fresh, restorable = self._simulation is None, _is_restorable(episode)
+            return verdict_on(episode, UNVERIFIABLE, reason=STEPS_LOST), None
+        is_fresh, restorable = self._simulation is None, is_restorable(episode)
         simulation = self._simulation or self._fresh()
         origin = simulation.origin if self._is_next(simulation, position) else position
         best, best_origin = None, origin
@@ -428,7 +454,7 @@ class LaneReplay:
                 best = replace(verdict, needed=position - other, reason=verdict.reason or note)
                 best_origin = other
         if best is None:
-            return verdict_on(episode, UNVERIFIABLE, reason=_UNKNOWN_START), None
+            return verdict_on(episode, UNVERIFIABLE, reason=UNKNOWN_START), None
         return best, best_origin
 
     def _play_from(
@@ -439,7 +465,7 @@ class LaneReplay:
         steps: number of steps of the episode to play; None: all.
         """
         try:
-            if not _is_restorable(self._episode(origin)):
+            if not is_restorable(self._episode(origin)):
                 return None
             simulation = self._fresh()
             for before in range(origin, position):
@@ -456,7 +482,7 @@ class LaneReplay:
         deterministic, which takes a second replay to its end.
         """
         self._tries_earlier, episode = False, self._episode(position)
-        if not _is_restorable(episode):
+        if not is_restorable(episode):
             return self._not_deterministic(episode, verdict) if verdict.reason else verdict
         difference = verdict.difference
         by_infos = difference is not None and difference.column.startswith("infos/")
@@ -499,8 +525,9 @@ class LaneReplay:
             observations = ObservationRows(self._trace, episode.index).tree()
         about = self._lane.writer.about
         in_arrays = about.is_vector or about.is_imported  # other formats store infos in arrays, too
+        infos = about.has_all_infos and self.seen is None
         return EpisodeComparison(
-            self._comparison, episode, about.layouts, observations, about.has_all_infos, in_arrays, replayed=True
+            self._comparison, episode, about.layouts, observations, infos, in_arrays, replayed=True, seen=self.seen
         )
 
     # -- playing ------------------------------------------------------------------------------------------------------
@@ -539,10 +566,10 @@ class LaneReplay:
         self,
         simulation: _Simulation,
         episode: Episode,
-        results: EpisodeComparison | Fingerprint | _Both,
+        results: EpisodeComparison | FirstDifferences | Fingerprint | _Both,
         watch: Watch | None,
     ) -> Difference | None:
-        """Play an episode, to its end or, without watch, to the first difference; return that. results: gets each."""
+        """Play an episode to its end; without watch, to the first difference. Return that. results: gets each."""
         env = simulation.env
         result: Any
         first, result = None, (None,)
@@ -575,8 +602,8 @@ class LaneReplay:
                 return first or _raised(step, error)
             self._on_step()
             first = first or results.step(step, *result)
-            if watch is not None:
-                watch(env, step + 1)
+            if watch is not None and watch(env, step + 1):
+                break
         simulation.observation = result[0]
         return first
 
@@ -595,7 +622,8 @@ def _has_unstored(value: Any) -> bool:
     )
 
 
-def _is_restorable(episode: Episode) -> bool:
+def is_restorable(episode: Episode) -> bool:
+    """Return True if the start of an episode is recorded, so that it can be played by itself."""
     return not episode.first_step and (episode.seed is not None or episode.rng_state is not None)
 
 
