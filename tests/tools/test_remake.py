@@ -142,7 +142,7 @@ def test_the_first_difference_of_each_column_and_the_lengths_are_named(tmp_path:
     assert open_trace(tmp_path / "longer")[0].outcome == "cut"
 
 
-def test_what_is_said_to_change_is_not_compared(tmp_path: Path) -> None:
+def test_ignored_columns_are_not_compared(tmp_path: Path) -> None:
     trace = recorded(Cart(), tmp_path / "trace")
     report = remake(trace, tmp_path / "new", make_env=partial(Cart, pay=-1.0), ignore=["rewards"])
     assert report.same == 3
