@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from gym_trace.errors import RecordingError
 from gym_trace.format.ring.chunk_builder import ChunkWriter
 from gym_trace.format.ring.pending import Pending
 from gym_trace.format.ring.segment import Segment
@@ -50,6 +51,7 @@ class SlabWriter:
     Attributes:
         failure: the error that stopped writing, or None.
         is_finished: True if the files are closed.
+        is_abandoned: True after abandon().
         submitted, written: sequence numbers of the latest submitted and written slabs.
         waited: seconds that calls of wait() took.
     """
@@ -57,7 +59,7 @@ class SlabWriter:
     def __init__(self, name: str, chunks: ChunkWriter, notice: Callable[[], None]):
         self.failure: Exception | None = None
         self.written = self.submitted = 0
-        self.is_finished = False
+        self.is_finished = self.is_abandoned = False
         self.waited = 0.0
         self._name, self._chunks, self._notice = name, chunks, notice
         # Neither has a Python lock that a signal handler, which may fork, could find held by the code it interrupts.
@@ -161,7 +163,8 @@ class SlabWriter:
                 self._working.release()
 
     def abandon(self) -> None:
-        """Close the files without writing, in a forked child: the parent owns them."""
+        """Close the files without writing, in a forked child: the parent owns them. Nothing is written from now on."""
+        self.failure, self.is_finished, self.is_abandoned = RecordingError("forked"), True, True
         if self._chunks.writer is not None:
             self._chunks.writer.detach()
 

@@ -91,7 +91,7 @@ class Slabs(Protocol):
         """Submit the content of the slab and continue in the next one. Safe to repeat after a Ctrl-C."""
 
     def detach(self) -> None:
-        """In a forked child: stop writing to the slabs, which the parent owns."""
+        """In a forked child: stop writing to the slabs, which the parent owns; only a step in progress may go on."""
 
 
 class Episodes(Protocol):
@@ -158,6 +158,11 @@ class Recorder:
             self._chunks.writer = self._open_writer()
         forks.watch(self)
 
+    def begin_again(self) -> None:
+        """Call before a reset, or a step of lanes: in a forked child, record from now on."""
+        if self.out.is_abandoned:
+            self._reset()
+
     def _reset(self) -> None:
         """Set the state of a new writer."""
         self._complaints: dict[str, str] = {}  # complaints by column
@@ -198,6 +203,8 @@ class Recorder:
     def make_ring(self, slab_bytes: int) -> None:
         """Create the ring, or another one in its place, and open the writer; report errors at the next step."""
         with held_back():  # an interrupt would leave half-made files
+            if self.failed:  # closed or forked by a signal handler before
+                return
             try:
                 if self._chunks.writer is None:
                     self._chunks.writer = self._open_writer()
@@ -241,7 +248,7 @@ class Recorder:
 
     @property
     def failed(self) -> bool:
-        """True if recording has ended: writing has failed, or the files are closed."""
+        """True if recording has ended: writing has failed, or the files are closed. Also before begin_again()."""
         return self.out.failure is not None or self.phase is _CLOSED
 
     @property
@@ -436,11 +443,14 @@ class Recorder:
         """Call in a forked child: become a new writer, because the parent owns the files and the slabs."""
         is_open = self.episodes.is_open
         self.out.abandon()
+        self._complained.add("failure")
         self.slabs.detach()
+        self.episodes.reset()
         if self.ring is not None:
-            self.ring.abandon()
+            self.ring.abandon()  # a step that the fork has interrupted goes on in private memory
+        self.ring = None
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
-        self._reset()
+        self._pid, self.is_in_use = os.getpid(), False
         if is_open:
             self.episodes.take_over()
         self._save_when_owner_goes()

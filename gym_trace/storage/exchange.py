@@ -1,12 +1,13 @@
-"""Linux system calls missing in Python: exchange two directories, sync a whole file system."""
+"""Linux system calls missing in Python: exchange two directories, sync a whole file system, unshare memory."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_AT_FDCWD, _RENAME_EXCHANGE, _MAP_FIXED = -100, 2, 0x10
 
 
 def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
@@ -42,3 +43,19 @@ def sync_file_system(directory: str | os.PathLike[str]) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def unshare(mapped: mmap.mmap) -> None:
+    """Put a private copy of a shared mapping at its address, so that all views of it are views of the copy.
+
+    Raises OSError.
+    """
+    content, size = mapped[:], len(mapped)
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if call(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
+        raise OSError(ctypes.get_errno(), "cannot copy the memory of a ring in a forked process")
+    mapped[:] = content

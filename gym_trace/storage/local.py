@@ -8,11 +8,13 @@ import mmap
 import os
 import stat
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
+from gym_trace.storage.exchange import unshare
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Storage
 from gym_trace.storage.remote.address import is_url, redacted, url_of
 
@@ -260,14 +262,15 @@ class LocalMapping:
 
     def __init__(self, mapped: mmap.mmap):
         self._mapped: mmap.mmap | None = mapped
+        self._pid = os.getpid()
         self.memory = memoryview(mapped)
 
     def close(self) -> None:
         self.memory = memoryview(b"")
-        mapped, self._mapped = self._mapped, None
-        if mapped is not None:
-            with contextlib.suppress(BufferError):  # views are left: the last one unmaps it
-                mapped.close()
+        if self._mapped is not None:
+            mapped, self._mapped = weakref.ref(self._mapped), None
+            if self._pid != os.getpid() and (left := mapped()) is not None:  # views are left: the last one unmaps it
+                unshare(left)
 
 
 def _allocated(status: os.stat_result) -> int:

@@ -75,7 +75,10 @@ class Mapping(Protocol):
     memory: memoryview
 
     def close(self) -> None:
-        """Close the file. Its memory stays valid while referenced. May be called again."""
+        """Close the file. Its memory stays valid while referenced; in a forked child, it is then a private copy.
+
+        May be called again.
+        """
 
 
 @runtime_checkable

@@ -47,3 +47,14 @@ class InterruptsAt:
 
     def _handle(self, *_: object) -> None:
         raise self._raises
+
+
+class CallsAt(InterruptsAt):
+    """Call a function in the signal handler."""
+
+    def __init__(self, number: int, function: Any, *arguments: Any, **named: Any):
+        super().__init__(number, KeyboardInterrupt, *arguments, **named)
+        self._function = function
+
+    def _handle(self, *_: object) -> None:
+        self._function()

@@ -138,7 +138,7 @@ def _swapped(tree: Layout, value: Any) -> bool:
 def odd_operation(both: Both, random: np.random.Generator) -> None:
     """Do any other operation of a recorder on a slab."""
     room = both.do("has_room", 200)
-    chosen = random.integers(9)
+    chosen = random.integers(8)
     if chosen == 0 and room:
         both.do("record_initial", random.bytes(int(random.integers(both.layout.observation_bytes + 1))))
     elif chosen == 1:
@@ -155,8 +155,6 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
         both.do("only_floats", bool(random.integers(2)))
     elif chosen == 6:
         both.do("drop", int(random.integers(len(both.python.entries()) + 1)))
-    elif chosen == 7:
-        both.do("detach")
     elif random.random() < 0.2:
         both.begin()
     both.do("pending_action")
@@ -259,25 +257,13 @@ def test_an_observation_replaced_by_its_flag_is_read_again() -> None:
     assert slab.rows == 0
 
 
-def test_a_detached_slab_does_not_write_to_the_old_memory() -> None:
-    slab = slab_of(core.RowSlab, cartpole())
-    slab.record_action(1)
-    before = slab.memory
-    kept = bytes(before)
-    slab.detach()
-    assert slab.record_result(np.ones(4, "f4"), 1.0, True, False)
-    assert bytes(before) == kept
-    assert bytes(slab.memory) != kept
-    before.release()  # raises if it is still held
-
-
 def test_held_memory_cannot_be_released() -> None:
     content = bytearray(4096)
     slab = core.RowSlab(cartpole())
     slab.begin(memoryview(content), 1)
     with pytest.raises(BufferError):
         content.clear()
-    slab.detach()
+    del slab
     content.clear()
 
 
@@ -368,7 +354,6 @@ def test_an_uninitialized_slab_writes_nothing() -> None:
         assert slab.entries() == []
         assert slab.last_row() == b""
         slab.disable_fast_path()
-        slab.detach()
         for method, args in (
             ("record_initial", (b"",)),
             ("record_packed_action", (b"",)),
@@ -407,7 +392,6 @@ def test_the_c_core_leaks_no_references() -> None:
             slab.record_result(observation, 1, odd, odd)
             with pytest.raises(LogFull):
                 slab.append(VALUE, content * 2)
-        slab.detach()
 
     use()
     # The minimum of three runs, because other code sometimes changes the counts of NumPy's dtypes.

@@ -14,9 +14,15 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from long_tests import LONG
+from raising_signals import CallsAt
 from runs import acted, recorder_of
+from scripted_env import small_blocks
 
+import gym_trace
 from gym_trace import check_trace, open_trace
+from gym_trace.format.ring.lanes.slab import LaneSlab
+from gym_trace.format.ring.row_slab import RowSlab
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -364,3 +370,83 @@ def test_a_child_forked_within_a_step_leaves_it_to_the_parent(tmp_path: Path, op
     assert found[True].observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert (found[False].first_step, found[False].actions.tolist()) == (0, [6])
     assert check_trace(tmp_path).damages == []
+
+
+HOUSE = os.path.dirname(gym_trace.__file__)
+ROOMS = tuple(os.path.join(HOUSE, *room) for room in (("recording",), ("format", "ring")))
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Observations and rewards are the number of steps so far, which resets do not change."""
+
+    observation_space = spaces.Box(0, 9999, (3,), np.float64)
+    action_space = spaces.Discrete(9999)
+    t = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.full(3, self.t, np.float64), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.full(3, self.t, np.float64), float(self.t), False, False, {"t": self.t}
+
+
+class Forks:
+    """Call it to fork. The child, in which .child is 0, waits until the parent calls go_on()."""
+
+    def __init__(self) -> None:
+        self.child, self._pipe = -1, os.pipe()
+
+    def __call__(self) -> None:
+        self.child = os.fork()
+        if not self.child:
+            os.close(self._pipe[1])
+            os.read(self._pipe[0], 1)
+
+    def go_on(self) -> None:
+        for end in self._pipe:
+            os.close(end)
+
+
+@pytest.mark.filterwarnings("ignore:copy")
+@pytest.mark.parametrize("is_pure", [False, True])
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_forks_at_any_line_of_a_step_change_no_byte_of_the_parents_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int, is_pure: bool
+) -> None:
+    for name in ("_LEAST_BYTES", "_MOST_BYTES", "_LEAST_LOG"):  # a slab is full after ten steps
+        monkeypatch.setattr(f"gym_trace.recording.vector.slabs.{name}", 1500)
+    if is_pure:
+        monkeypatch.setattr("gym_trace.recording.single.slabs.RowSlab", RowSlab)
+        monkeypatch.setattr("gym_trace.recording.vector.slabs.LaneSlab", LaneSlab)
+    with small_blocks(rows=10, chunk=500, frame=1000):
+        env, action = recorder_of(Counting, tmp_path, lanes, uid="parent", record_infos=True)
+        acted(env, "reset", *[action + t for t in range(1, 5)])
+        count, line, children = 4, 0 if LONG else 3 * lanes + is_pure, list[int]()
+        while True:
+            forks = Forks()
+            try:
+                with CallsAt(line, forks, lambda code: code.co_filename.startswith(ROOMS)):
+                    env.step(action + count + 1)
+                if forks.child == 0:
+                    acted(env, "reset", action + 1000, action + 1000, "close")
+            finally:
+                if forks.child == 0:
+                    os._exit(0)
+            acted(env, *[action + t for t in range(count + 2, count + 5)])
+            count += 4
+            forks.go_on()
+            if forks.child < 0:
+                break
+            children.append(os.waitpid(forks.child, 0)[0])
+            line += 1 if LONG else 19 if lanes else 5
+        env.close()
+    assert check_trace(tmp_path).damages == []
+    parts = open_trace(tmp_path)
+    own = [part for part in parts if part.writer == "parent"]
+    for part in own:
+        assert part.actions.tolist() == part.rewards.tolist() == part.observations[1:, 0].tolist()
+        assert part.rewards.tolist() == [info["t"] for info in part.infos] == list(range(1, count + 1))
+    assert len(own) == max(lanes, 1)
+    others = [part.actions.tolist() for part in parts if part.writer != "parent" and len(part)]
+    assert others == [[1000, 1000]] * len(children) * max(lanes, 1)

@@ -29,7 +29,7 @@ from numbered_lanes import (
     parts_of,
     run_lanes,
 )
-from raising_signals import InterruptsAt
+from raising_signals import CallsAt, InterruptsAt
 
 from gym_trace import TraceRecordingVectorWrapper, TraceWriter, open_trace
 from gym_trace.errors import InvalidOption, RecordingError
@@ -540,17 +540,6 @@ def test_close_and_flush_in_a_handler_lose_and_repeat_no_step(
         if not call.line:
             break
         number += 1 if LONG else 2
-
-
-class CallsAt(InterruptsAt):
-    """Call a function in the signal handler."""
-
-    def __init__(self, number: int, function: Any, *arguments: Any, **named: Any):
-        super().__init__(number, KeyboardInterrupt, *arguments, **named)
-        self._function = function
-
-    def _handle(self, *_: object) -> None:
-        self._function()
 
 
 def test_invalid_lags_raise(tmp_path: Path) -> None:

@@ -273,11 +273,6 @@ class RowSlab:
     def entries(self) -> list[LogEntry]:
         return list(entries(self.memory, SLAB_HEADER, self._position, self.sequence))
 
-    def detach(self) -> None:
-        """Continue in private memory, so that a step in progress no longer changes the shared slab."""
-        if self.sequence:  # not before begin()
-            self.memory = memoryview(bytearray(self.memory))
-
 
 def _bytes_of(value: Any, leaf: Leaf | None) -> bytes | None:
     """Return the bytes of a value with the exact dtype and shape of its space; None for any other."""

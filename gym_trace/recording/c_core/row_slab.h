@@ -117,7 +117,6 @@ static PyMethodDef methods[] = {
     {"last_row", (PyCFunction)last_row, METH_NOARGS, NULL},
     {"last_texts", (PyCFunction)last_texts, METH_NOARGS, NULL},
     {"entries", (PyCFunction)entries, METH_NOARGS, NULL},
-    {"detach", (PyCFunction)detach, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -202,16 +202,3 @@ static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
     Py_XDECREF(found);
     return list;
 }
-
-static PyObject *detach(RowSlab *self, PyObject *Py_UNUSED(ignored))
-{
-    if (self->memory != NULL) {
-        PyObject *copy = PyByteArray_FromStringAndSize(self->buffer.buf, self->buffer.len);
-        PyObject *memory = copy == NULL ? NULL : PyMemoryView_FromObject(copy);
-        Py_XDECREF(copy);
-        if (hold_memory(&self->memory, &self->buffer, memory) < 0) {
-            return NULL;
-        }
-    }
-    Py_RETURN_NONE;
-}

@@ -133,6 +133,9 @@ class RowSlabs:
         for column, packer in self.packers.deltas.items():
             self.slab.follow(column, packer.before, packer.ready, packer.limit)
 
+    def detach(self) -> None:
+        self.slab.disable_fast_path()
+
     # -- slabs --------------------------------------------------------------------------------------------------------
 
     @property
@@ -192,9 +195,6 @@ class RowSlabs:
             for column, complaint in self._decoder.complaints.items():
                 self.recorder.complain(column, complaint)
             out.submit(slab.sequence, lambda: segments, pending)
-
-    def detach(self) -> None:
-        self.slab.detach()
 
     def switch_slab(self, log_bytes: int = 0) -> None:
         """Continue in the next slab, with room for log_bytes of log. Safe to repeat after a Ctrl-C."""

@@ -89,6 +89,7 @@ class StepRecorder:
         base_env: unwrapped environment; the state of its generator is recorded if there is no seed.
         """
         recorder, filters = self.recorder, self.filters
+        recorder.begin_again()
         self.episodes.end()
         recorder.warn_if_unrecorded()
         self._kind = _USUAL
@@ -145,10 +146,10 @@ class StepRecorder:
         """Prepare for the result of a step that is not recorded, is subject to a filter, or comes after a gap."""
         episodes = self.episodes
         self._kind = _SKIPPED
-        if self.recorder.failed:
-            episodes.make_room()  # reports the failure, once
-        elif episodes.state is TAKEN_OVER:
+        if episodes.state is TAKEN_OVER:
             self.recorder.warn_of_copy()
+        elif self.recorder.failed:
+            episodes.make_room()  # reports the failure, once
         elif episodes.state is IDLE:
             return
         elif self._is_filtered:

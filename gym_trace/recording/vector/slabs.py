@@ -284,8 +284,8 @@ class LaneSlabs:
         self.state = State.TAKEN_OVER
 
     def detach(self) -> None:
-        self._writer = None
         _left_to_parents.append(self.unrecorded)
+        self.reset()
 
 
 def _demand_room(slab_bytes: int) -> None:

@@ -160,6 +160,7 @@ class LaneSteps:
         After an exception before begin(), the state of the lanes is unknown.
         """
         recorder, slabs = self.recorder, self.slabs
+        recorder.begin_again()
         self._finish_interrupted()
         self.catch_up()
         if not slabs.ready():
@@ -220,6 +221,7 @@ class LaneSteps:
         slabs = self.slabs
         if slabs.state is State.TAKEN_OVER:
             self.recorder.warn_of_copy()
+        self.recorder.begin_again()
         self._finish_interrupted()
         if slabs.unrecorded and self.recorder.clock.is_requested:
             self.catch_up()
