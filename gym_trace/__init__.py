@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper as TraceRecordingWrapper
     from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper as TraceRecordingVectorWrapper
     from gym_trace.recording.writer import TraceWriter as TraceWriter
+    from gym_trace.tools.audit.api import audit as audit
     from gym_trace.tools.branching import branch as branch
     from gym_trace.tools.integrity.healing import heal_trace as heal_trace
     from gym_trace.tools.integrity.repair import check_trace as check_trace
@@ -80,6 +81,7 @@ _HOMES = {
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
     "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
     "TraceWriter": "gym_trace.recording.writer",
+    "audit": "gym_trace.tools.audit.api",
     "branch": "gym_trace.tools.branching",
     "check_trace": "gym_trace.tools.integrity.repair",
     "collect": "gym_trace.recording.collecting.api",

@@ -11,6 +11,7 @@ from gym_trace.playback.tables.partitions import Partition
 from gym_trace.recording.collecting.rollout import RolloutProgress
 from gym_trace.recording.collecting.supervisor import Collected, WorkerState
 from gym_trace.recording.publishing.transfer import TransferReport
+from gym_trace.tools.audit.report import AuditReport, Claim
 from gym_trace.tools.branching import Branched
 from gym_trace.tools.editing.rewrite import EditReport
 from gym_trace.tools.integrity.repair import RepairReport
@@ -26,8 +27,10 @@ from gym_trace.tools.video.render import Rendered
 
 __all__ = [
     "AgentEpisode",
+    "AuditReport",
     "Branched",
     "CheckReport",
+    "Claim",
     "Collected",
     "Damage",
     "Difference",

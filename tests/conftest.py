@@ -45,7 +45,8 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = ["recording.collecting.worker", "envs.make", "tools.viewer.rendering"]
     names = ["gymnasium.envs.classic_control", "scripted_env", *(f"gym_trace.{module}" for module in modules)]
     multiprocessing.get_context("forkserver").set_forkserver_preload(names)
-    monkeypatch.setattr(LocalProcesses.__init__, "__defaults__", ("forkserver",))
+    others = (LocalProcesses.__init__.__defaults__ or ())[1:]
+    monkeypatch.setattr(LocalProcesses.__init__, "__defaults__", ("forkserver", *others))
 
 
 def pytest_collection_finish() -> None:

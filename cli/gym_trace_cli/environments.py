@@ -52,13 +52,22 @@ class NamedEnvironment:
     imports: tuple[str, ...] = ()
     wrappers: tuple[str, ...] = ()  # MODULE:CALLABLE, innermost first
     max_episode_steps: int | None = None
+    is_of_any_kind: bool = False  # a factory may also make a multi-agent or a vector environment
+
+    @property
+    def __name__(self) -> str:
+        return self.env_id or self.factory or ""
 
     @property
     def file_name(self) -> str:
-        return (self.env_id or self.factory or "").replace("/", "-").replace(":", "-")
+        return self.__name__.replace("/", "-").replace(":", "-")
 
     def __call__(
-        self, num_envs: int | None = None, vectorization: str | None = None, autoreset: str | None = None
+        self,
+        num_envs: int | None = None,
+        vectorization: str | None = None,
+        autoreset: str | None = None,
+        render_mode: str | None = None,
     ) -> Any:
         """Make the environment, or a vector environment of num_envs. Raises EnvironmentUnavailable."""
         import gymnasium
@@ -73,7 +82,7 @@ class NamedEnvironment:
             vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
         if self.factory is not None:
             if num_envs is None:
-                return self._made_by_factory()
+                return self._made_by_factory(render_mode)
             kinds = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
             if vectorization not in (None, *kinds):
                 raise InvalidOption("--make: builds single environments; pass --vectorization-mode sync or async")
@@ -85,6 +94,8 @@ class NamedEnvironment:
             find_here(env_id.partition(":")[0])
         if self.max_episode_steps is not None:
             env_args = {**env_args, "max_episode_steps": self.max_episode_steps}
+        if render_mode is not None:
+            env_args = {**env_args, "render_mode": render_mode}
         try:
             if num_envs is None:
                 return _wrapped(call_factory(gymnasium.make, {"id": env_id, **env_args}), self.wrappers)
@@ -100,10 +111,12 @@ class NamedEnvironment:
         except Exception as error:  # any constructor
             raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
 
-    def _made_by_factory(self) -> Any:
+    def _made_by_factory(self, render_mode: str | None = None) -> Any:
         import gymnasium
 
-        env = make_with(str(self.factory), self.env_args)
+        env = make_with(str(self.factory), self.env_args, render_mode)
+        if self.is_of_any_kind and (isinstance(env, gymnasium.vector.VectorEnv) or not isinstance(env, gymnasium.Env)):
+            return env
         if not isinstance(env, gymnasium.Env):
             env.close()
             raise EnvironmentUnavailable(

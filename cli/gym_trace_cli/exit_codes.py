@@ -13,7 +13,7 @@ TABLE = {
     str(FINE): "success; everything compared matches",
     str(ERROR): "error, or findings (lint)",
     str(USAGE): "wrong usage",
-    str(DIFFERS): "something differs (verify, diff, shell, train --verify, proof verify)",
+    str(DIFFERS): "something differs (verify, diff, shell, audit --require, train --verify, proof verify)",
     str(UNVERIFIABLE): "episodes cannot be verified, the others match (verify)",
     str(DAMAGED): "damage found, or a line 'not proved' (train --verify, proof verify); nothing differs",
     str(INTERRUPTED): "interrupted (Ctrl-C); 129 hung up, 143 terminated",

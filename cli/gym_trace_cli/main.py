@@ -53,6 +53,7 @@ SECTIONS = {
     },
     "Check": {
         "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
+        "audit": ("audit", "command", "Find out which promises an environment keeps: seeding, reset, lanes and more."),
         "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
         "diff": ("verify", "diff", "Compare two traces, episode by episode."),
         "lint": ("lint", "command", "Find wrong data: NaN, frozen sensors, duplicates and more."),
@@ -98,6 +99,7 @@ HINTS = {
     **dict.fromkeys(("upload", "publish"), "'push' copies a trace to a URL"),
     **dict.fromkeys(("download", "fetch", "clone"), "'pull' copies a trace from a URL"),
     **dict.fromkeys(("compare", "cmp"), "'diff' compares two traces"),
+    **dict.fromkeys(("check-env", "check_env"), "'audit' plays an environment in several arrangements"),
     **dict.fromkeys(("query", "duckdb"), "'sql' queries steps and episodes"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }

@@ -35,6 +35,7 @@ LINES = [
     CommandLine("replay TRACE"),
     CommandLine("render TRACE -o NEW/x.cast --episodes 0", None),
     CommandLine("verify TRACE", reads=False),
+    CommandLine("audit TRACE --episodes 1 --steps 3"),
     CommandLine("shell TRACE"),
     CommandLine("diff TRACE SOUND"),
     CommandLine("lint TRACE --notes --json"),

@@ -42,10 +42,12 @@ class LocalProcesses:
 
     Args:
         method: "spawn"; or "forkserver", which starts faster once prepare() has imported modules.
+        variables: set in the environment of new processes unless they are set here; default: one thread each.
     """
 
-    def __init__(self, method: str = "spawn") -> None:
+    def __init__(self, method: str = "spawn", variables: dict[str, str] = _ONE_THREAD) -> None:
         self._context: Any = multiprocessing.get_context(method)
+        self._variables = variables
         self._workers: dict[Key, tuple[Any, Connection]] = {}
         self._failed_starts: list[Key] = []
         self._raised: dict[Key, Lost] = {}
@@ -54,7 +56,7 @@ class LocalProcesses:
         """Import modules in the fork server; return when workers can start. Takes up to a minute on a busy machine."""
         self._context.set_forkserver_preload(list(modules))
         process = self._context.Process(target=_nothing, name=f"{_NAME} first", daemon=True)
-        with _started_quietly():
+        with _started_quietly(self._variables):
             process.start()
         process.join()
 
@@ -62,7 +64,7 @@ class LocalProcesses:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_run, args=(theirs, job), name=f"{_NAME} {job.name}")
         try:
-            with _started_quietly():
+            with _started_quietly(self._variables):
                 process.start()
         except BrokenPipeError:  # killed before it had received its job
             ours.close()
@@ -192,9 +194,9 @@ def portable(name: str, called: Any) -> Any:
 
 
 @contextmanager
-def _started_quietly() -> Iterator[None]:
-    """Start processes in the block with one thread each, and safe from Ctrl-C until they run their job."""
-    with variables_set(_ONE_THREAD), started_safely(), _held_back(_STOP_SIGNALS), _without_false_main():
+def _started_quietly(variables: dict[str, str]) -> Iterator[None]:
+    """Start processes in the block with these variables, and safe from Ctrl-C until they run their job."""
+    with variables_set(variables), started_safely(), _held_back(_STOP_SIGNALS), _without_false_main():
         yield
 
 

@@ -175,6 +175,35 @@ class _Both:
             taker.step(*result)
 
 
+class _Measured:
+    """Compares results up to the first difference, and measures all from there on.
+
+    Attributes:
+        first: the first difference.
+        meter: what measures; None while all is equal.
+    """
+
+    def __init__(self, compared: EpisodeComparison):
+        self._compared = compared
+        self.first: Difference | None = None
+        self.meter: DivergenceMeter | None = None
+
+    def reset(self, *result: Any) -> None:
+        self._look(self._compared.reset(*result))
+        if self.meter is not None:
+            self.meter.reset(*result)
+
+    def step(self, *result: Any) -> None:
+        if self.meter is None:
+            self._look(self._compared.step(*result))
+        if self.meter is not None:
+            self.meter.step(*result)
+
+    def _look(self, found: Difference | None) -> None:
+        if found is not None:
+            self.first, self.meter = found, DivergenceMeter(self._compared)
+
+
 class LaneReplay:
     """Replays episodes of a lane in an environment. Replaying them in order is fastest.
 
@@ -294,7 +323,7 @@ class LaneReplay:
         if not begin:
             return None
         try:
-            simulation.env.reset(seed=episode.seed, options=self._options(episode))
+            simulation.env.reset(seed=episode.seed, options=self.options(episode))
             restore_state(simulation.env, kind, recorded[begin], begin)
         except Exception as error:  # user code
             _log.warning("episode %d: state before step %d not used: %s", episode.index, begin, error)
@@ -348,18 +377,20 @@ class LaneReplay:
         steps: int,
         generator: Any,
         set_generator: SetGenerator = _set_generator,
+        measured: bool = False,
     ) -> tuple[Verdict, Any]:
         """Play the first steps of an episode, from its own reset, in an environment of the caller.
 
         Returns the verdict on these steps, and the last observation. generator: result of generator_before().
-        set_generator: called where the generator was set between two steps.
+        set_generator: called where the generator was set between two steps. measured: go on after the first difference,
+        and measure from there on: Verdict.divergences.
         """
         episode = self._episode(position)
         if episode.first_step or (episode.seed is None and generator is None):
             return verdict_on(episode, UNVERIFIABLE, reason=STEPS_LOST if episode.first_step else UNKNOWN_START), None
         simulation = _Simulation(env, set_generator)
         simulation.generator = generator
-        return self._attempt(simulation, -1, episode[:steps]), simulation.observation
+        return self._attempt(simulation, -1, episode[:steps], measured=measured), simulation.observation
 
     def play_on(
         self,
@@ -532,21 +563,31 @@ class LaneReplay:
 
     # -- playing ------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, simulation: _Simulation, position: int, episode: Episode, watch: Watch | None = None) -> Verdict:
+    def _attempt(
+        self,
+        simulation: _Simulation,
+        position: int,
+        episode: Episode,
+        watch: Watch | None = None,
+        measured: bool = False,
+    ) -> Verdict:
         if not self._is_next(simulation, position):
             simulation.origin = position
         simulation.finished = None
         results = self._compared(episode)
+        measuring = _Measured(results)
         try:
-            difference = self._simulate(simulation, episode, results, watch)
+            difference = self._simulate(simulation, episode, measuring if measured else results, watch)
         except EnvironmentUnavailable as error:
             return verdict_on(episode, UNVERIFIABLE, reason=str(error))
+        difference = measuring.first or difference
         if difference is not None:
-            return verdict_on(episode, DIFFERS, difference=difference, largest=results.largest)
+            divergences = () if measuring.meter is None else measuring.meter.divergences()
+            return verdict_on(episode, DIFFERS, difference=difference, largest=results.largest, divergences=divergences)
         simulation.finished = position
         return verdict_on(episode, IDENTICAL if results.exact else CLOSE, largest=results.largest)
 
-    def _options(self, episode: Episode) -> Any:
+    def options(self, episode: Episode) -> Any:
         """Return a copy of the reset options, which the environment may change. Raises EnvironmentUnavailable."""
         try:
             if _has_unstored(episode.options):
@@ -566,7 +607,7 @@ class LaneReplay:
         self,
         simulation: _Simulation,
         episode: Episode,
-        results: EpisodeComparison | FirstDifferences | Fingerprint | _Both,
+        results: EpisodeComparison | FirstDifferences | Fingerprint | _Both | _Measured,
         watch: Watch | None,
     ) -> Difference | None:
         """Play an episode to its end; without watch, to the first difference. Return that. results: gets each."""
@@ -577,7 +618,7 @@ class LaneReplay:
             start = simulation.generator if episode.rng_state is None else episode.rng_state
             if episode.seed is None and start is not None:
                 restore_generator(env.unwrapped, start)
-            options = self._options(episode)
+            options = self.options(episode)
             try:
                 result = env.reset(seed=episode.seed, options=options)
             except Exception as error:  # user code may raise anything
