@@ -255,7 +255,9 @@ static PyObject *lane_fragments(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-enum { LANES_AT_ONCE = 16 }; /* rows of these lanes at one time share few cache lines */
+/* Rows of these lanes at one time share few cache lines. Rows at these times are few enough that those lines stay in the
+ * cache until all of their rows are copied. */
+enum { LANES_AT_ONCE = 16, TIMES_AT_ONCE = 8 };
 
 /* Rows by lane and time. excluded: indices of the rows to skip, lane * times + time, ascending. */
 typedef struct {
@@ -283,34 +285,49 @@ static void copy_runs(const Rows *rows, char *to)
     }
 }
 
-/* Copies rows if rows of consecutive lanes are adjacent, LANES_AT_ONCE lanes at once. */
+/* Returns the time of the next row of a lane to skip, or INT64_MAX; advances *next, an index into excluded. */
+static inline int64_t next_gap(const Rows *rows, int64_t lane, int64_t *next)
+{
+    int is_own = *next < rows->count && rows->excluded[*next] < (lane + 1) * rows->times;
+    return is_own ? rows->excluded[(*next)++] - lane * rows->times : INT64_MAX;
+}
+
+/* Copies rows if rows of consecutive lanes are adjacent, LANES_AT_ONCE lanes and TIMES_AT_ONCE times at once. */
 static inline __attribute__((always_inline)) void copy_rows(const Rows *rows, char *to, const npy_intp width)
 {
     int64_t next_excluded = 0;
     for (int64_t first = 0; first < rows->lanes; first += LANES_AT_ONCE) {
         int64_t some = rows->lanes - first < LANES_AT_ONCE ? rows->lanes - first : LANES_AT_ONCE;
-        int64_t next[LANES_AT_ONCE], ends[LANES_AT_ONCE], skipped = next_excluded;
+        int64_t next[LANES_AT_ONCE], gaps[LANES_AT_ONCE];
         char *at[LANES_AT_ONCE];
         for (int64_t i = 0; i < some; i++) {
-            next[i] = next_excluded;
             at[i] = to;
-            while (next_excluded < rows->count && rows->excluded[next_excluded] < (first + i + 1) * rows->times) {
-                next_excluded += 1;
+            next[i] = next_excluded;
+            to += rows->times * width;
+            while (next_gap(rows, first + i, &next_excluded) != INT64_MAX) {
+                to -= width;
             }
-            ends[i] = next_excluded;
-            to += (rows->times - (next_excluded - next[i])) * width;
+            gaps[i] = next_gap(rows, first + i, &next[i]);
         }
-        const char *from = rows->from + first * rows->lane_stride;
-        for (int64_t time = 0; time < rows->times; time++, from += rows->time_stride) {
-            const char *row = from;
-            for (int64_t i = 0; i < some; i++, row += rows->lane_stride) {
-                if (next_excluded > skipped && next[i] < ends[i] &&
-                    rows->excluded[next[i]] == (first + i) * rows->times + time) {
-                    next[i] += 1;
+        for (int64_t time = 0; time < rows->times; time += TIMES_AT_ONCE) {
+            int64_t end = time + TIMES_AT_ONCE;
+            const char *from = rows->from + first * rows->lane_stride + time * rows->time_stride;
+            for (int64_t i = 0; i < some; i++, from += rows->lane_stride) {
+                if (gaps[i] >= end && end <= rows->times) {
+                    for (int64_t j = 0; j < TIMES_AT_ONCE; j++) {
+                        memcpy(at[i] + j * width, from + j * rows->time_stride, (size_t)width);
+                    }
+                    at[i] += TIMES_AT_ONCE * width;
                     continue;
                 }
-                memcpy(at[i], row, (size_t)width);
-                at[i] += width;
+                for (int64_t j = 0; j < TIMES_AT_ONCE && time + j < rows->times; j++) {
+                    if (time + j == gaps[i]) {
+                        gaps[i] = next_gap(rows, first + i, &next[i]);
+                        continue;
+                    }
+                    memcpy(at[i], from + j * rows->time_stride, (size_t)width);
+                    at[i] += width;
+                }
             }
         }
     }
