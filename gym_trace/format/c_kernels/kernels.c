@@ -18,7 +18,7 @@
 #define FOR_EACH_CPU
 #endif
 #if defined(__GNUC__) && defined(__x86_64__)
-#define HAS_FOLDING 1
+#define IS_X86 1
 #include <immintrin.h>
 #endif
 
@@ -61,7 +61,7 @@ static uint32_t crc_by_table(const uint8_t *data, size_t size, uint32_t crc)
     return crc;
 }
 
-#ifdef HAS_FOLDING
+#ifdef IS_X86
 /* Folding by carry-less multiplication: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ",
  * Intel 2009. Constants are powers of x modulo the reflected polynomial. size: a multiple of 16, at least 64. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_by_folding(const uint8_t *data, size_t size, uint32_t crc)
@@ -110,7 +110,7 @@ static int can_fold;
 static uint32_t crc_of(const uint8_t *data, size_t size, uint32_t crc)
 {
     crc = ~crc;
-#ifdef HAS_FOLDING
+#ifdef IS_X86
     if (can_fold && size >= 64) {
         size_t folded = size & ~(size_t)15;
         crc = crc_by_folding(data, folded, crc);
@@ -196,6 +196,19 @@ FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *rest
 /* Transpose 8 x 8 bytes: byte j of word i becomes byte i of word j. */
 static inline void transpose(uint64_t *word)
 {
+#ifdef IS_X86
+    __m128i pair[4];
+    for (int i = 0; i < 4; i++) {
+        pair[i] =
+            _mm_unpacklo_epi8(_mm_cvtsi64_si128((long long)word[2 * i]), _mm_cvtsi64_si128((long long)word[2 * i + 1]));
+    }
+    __m128i low[2] = {_mm_unpacklo_epi16(pair[0], pair[1]), _mm_unpacklo_epi16(pair[2], pair[3])};
+    __m128i high[2] = {_mm_unpackhi_epi16(pair[0], pair[1]), _mm_unpackhi_epi16(pair[2], pair[3])};
+    _mm_storeu_si128((__m128i *)word, _mm_unpacklo_epi32(low[0], low[1]));
+    _mm_storeu_si128((__m128i *)(word + 2), _mm_unpackhi_epi32(low[0], low[1]));
+    _mm_storeu_si128((__m128i *)(word + 4), _mm_unpacklo_epi32(high[0], high[1]));
+    _mm_storeu_si128((__m128i *)(word + 6), _mm_unpackhi_epi32(high[0], high[1]));
+#else
     for (int i = 0; i < 4; i++) {
         uint64_t swap = (word[i] >> 32 ^ word[i + 4]) & 0x00000000FFFFFFFFu;
         word[i] ^= swap << 32;
@@ -211,6 +224,7 @@ static inline void transpose(uint64_t *word)
         word[i] ^= swap << 8;
         word[i + 1] ^= swap;
     }
+#endif
 }
 
 FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *restrict planes, size_t count, size_t width)
@@ -219,15 +233,17 @@ FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *rest
     if (width == 1) {
         memcpy(planes, elements, count);
         return;
-    } else if (width == 8) {
+    } else if (width % 8 == 0) {
         for (; i + 8 <= count; i += 8) {
-            uint64_t word[8];
-            for (size_t k = 0; k < 8; k++) { /* one copy of 64 bytes halves the speed */
-                memcpy(&word[k], elements + 8 * (i + k), 8);
-            }
-            transpose(word);
-            for (size_t j = 0; j < 8; j++) {
-                memcpy(planes + j * count + i, &word[j], 8);
+            for (size_t column = 0; column < width; column += 8) {
+                uint64_t word[8];
+                for (size_t k = 0; k < 8; k++) { /* one copy of 64 bytes halves the speed */
+                    memcpy(&word[k], elements + width * (i + k) + column, 8);
+                }
+                transpose(word);
+                for (size_t j = 0; j < 8; j++) {
+                    memcpy(planes + (column + j) * count + i, &word[j], 8);
+                }
             }
         }
     } else if (width == 4) {
@@ -634,7 +650,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernels",
 PyMODINIT_FUNC PyInit__kernels(void)
 {
     make_crc_table();
-#ifdef HAS_FOLDING
+#ifdef IS_X86
     __builtin_cpu_init();
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 #endif
