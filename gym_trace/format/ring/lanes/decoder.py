@@ -204,8 +204,8 @@ class _Decoding:
         if usual is not None:
             return self._lazy_part(event, *usual)
         times = len(event.utc)
-        flags = event.columns[TERMINATIONS].T * np.uint8(wire.TERMINATED)
-        flags |= event.columns[TRUNCATIONS].T * np.uint8(wire.TRUNCATED)
+        flags = (event.columns[TERMINATIONS].T != 0) * np.uint8(wire.TERMINATED)
+        flags |= (event.columns[TRUNCATIONS].T != 0) * np.uint8(wire.TRUNCATED)
         ended = flags != 0
         valid, resets, open_, pending = after_steps(self._mode, self.lanes["open"], self.lanes["pending"], ended)
         ended &= valid

@@ -158,7 +158,7 @@ class LaneEvents:
             raise CorruptTrace("ring log entries out of order")
         self._columns = layout.arrays(slab)
         for path in (TERMINATIONS, TRUNCATIONS):  # any byte except 0 is true
-            self._columns[path] = self._columns[path].view(np.uint8) != 0
+            self._columns[path] = self._columns[path].view(np.uint8)
         self.events: list[Reset | End | Steps] = []
         begin = 0
         for at in np.flatnonzero((kinds == RESET) | (kinds == INTERRUPTED) | (kinds == END_ALL)).tolist():
