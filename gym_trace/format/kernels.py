@@ -12,9 +12,19 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms, wire
 
-__all__ = ["COMPILED", "crc32", "entry_offsets", "shuffle", "slices", "undo_changes", "undo_shuffle", "undo_xor"]
+__all__ = [
+    "COMPILED",
+    "crc32",
+    "entry_offsets",
+    "hash_blocks",
+    "shuffle",
+    "slices",
+    "undo_changes",
+    "undo_shuffle",
+    "undo_xor",
+]
 
-ABI = 3  # ABI of the compiled module that matches this version
+ABI = 4  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
@@ -26,6 +36,7 @@ undo_xor = transforms.undo_xor
 
 
 entry_offsets: Any = None  # compiled only; its twin is gym_trace.format.ring.log.entry_offsets()
+hash_blocks: Any = None  # compiled only; its twin is BLAKE2b of hashlib, in gym_trace.format.parity
 
 
 def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
@@ -35,7 +46,7 @@ def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
 
 def _select(kernels: Any) -> None:
     """Use the compiled functions. Arrays are C-contiguous uint8, (rows, row size)."""
-    global COMPILED, crc32, entry_offsets, shuffle, slices, undo_changes, undo_shuffle, undo_xor
+    global COMPILED, crc32, entry_offsets, hash_blocks, shuffle, slices, undo_changes, undo_shuffle, undo_xor
 
     def compiled_shuffle(flat: Array, item_size: int) -> Array:
         planes = np.empty(flat.size, np.uint8)
@@ -57,7 +68,7 @@ def _select(kernels: Any) -> None:
         except ValueError as error:
             raise CorruptTrace(str(error)) from error
 
-    entry_offsets, slices = kernels.entry_offsets, kernels.slices
+    entry_offsets, hash_blocks, slices = kernels.entry_offsets, kernels.hash_blocks, kernels.slices
     COMPILED, crc32, shuffle = True, kernels.crc32, compiled_shuffle
     undo_changes, undo_shuffle, undo_xor = compiled_undo_changes, compiled_undo_shuffle, compiled_undo_xor
 

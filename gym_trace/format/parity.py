@@ -18,7 +18,7 @@ import numpy as np
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import wire
+from gym_trace.format import kernels, wire
 from gym_trace.format.columns import ColumnDescriptor
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.protocol import Reader
@@ -34,6 +34,7 @@ _PIECE_BYTES = 128 << 10  # limit of a piece, which stays in the processor's cac
 _LEAST_SHARE = 4 << 20  # bytes of a batch per thread that computes its parity
 _SEARCHED = 64 << 10  # bytes at the end of a batch that are searched for its parity record
 DIGEST = 16  # bytes of the digest of a group
+_HASHED = 128  # bytes that BLAKE2b hashes at once
 _MOST_DIGESTS = 4000  # groups; with more, the metadata of the record would exceed _SEARCHED
 
 
@@ -137,15 +138,44 @@ def parity_part(file: Reader, shape: Shape, groups: range) -> ParityPart:
     """Compute the parity of consecutive groups. Raises CorruptTrace like parity_of()."""
     total = np.zeros(len(groups) * shape.block, np.uint8)
     checksums = np.zeros((-(-shape.covered // shape.stripe), len(groups)), CHECKSUM)
-    digests = [blake2b(digest_size=DIGEST) for _ in (groups if shape.groups <= _MOST_DIGESTS else ())]
+    digests = _Digests(shape, groups) if shape.groups <= _MOST_DIGESTS else None
     for stripe, begin, piece in _pieces(file, shape, groups):
         _xor(total[begin:], piece)
         first = begin // shape.block
         blocks = [piece.data[at : at + shape.block] for at in range(0, len(piece), shape.block)]
         checksums[stripe, first : first + len(blocks)] = list(map(crc32, blocks))
-        for digest, block in zip(digests[first:], blocks):
-            digest.update(block)
-    return ParityPart(total, checksums, b"".join(digest.digest() for digest in digests))
+        if digests is not None:
+            digests.add(stripe, first, piece, blocks)
+    return ParityPart(total, checksums, b"" if digests is None else digests.joined())
+
+
+class _Digests:
+    """Digests of consecutive groups: by hashlib, or by the C module, which hashes four groups at once."""
+
+    def __init__(self, shape: Shape, groups: range):
+        self._shape, self._groups = shape, groups
+        self._hashes = [blake2b(digest_size=DIGEST) for _ in groups]
+        self._states: Array | None = None
+        if kernels.hash_blocks is not None and shape.block % _HASHED == 0:
+            self._states = np.zeros((len(groups), 8), "<u8")
+            empty = slice(max(0, shape.blocks - groups.start), None)  # groups without a block
+            self._states[empty, :2] = np.frombuffer(blake2b(digest_size=DIGEST).digest(), "<u8")
+
+    def add(self, stripe: int, first: int, piece: Array, blocks: list[memoryview]) -> None:
+        """Add the blocks of a piece, of the groups from the index `first` on."""
+        if self._states is None:
+            for digest, block in zip(self._hashes[first:], blocks):
+                digest.update(block)
+            return
+        shape, states = self._shape, self._states[first : first + len(blocks)]
+        last = shape.blocks - (stripe + 1) * shape.groups - self._groups.start - first
+        kernels.hash_blocks(states, piece, shape.block, stripe * shape.block, max(0, last))
+
+    def joined(self) -> bytes:
+        """Return the digests, one after the other."""
+        if self._states is not None:
+            return self._states[:, : DIGEST // 8].tobytes()
+        return b"".join(digest.digest() for digest in self._hashes)
 
 
 def joined_parity(parts: Sequence[ParityPart], shape: Shape) -> Parity:

@@ -108,6 +108,11 @@ def test_wrong_sizes_raise() -> None:
         lambda: compiled.undo_changes(bytes(8), 1, 1, room, 8),
         lambda: compiled.undo_changes(bytes(8), 1, -1, room, 8),
         lambda: compiled.undo_changes(bytes(8), 1, 0, room, -8),
+        lambda: compiled.hash_blocks(bytearray(64), bytes(129), 128, 0, 0),
+        lambda: compiled.hash_blocks(bytearray(65), bytes(128), 128, 0, 0),
+        lambda: compiled.hash_blocks(bytearray(64), bytes(127), 128, 0, 1),
+        lambda: compiled.hash_blocks(bytearray(64), bytes(64), 64, 0, 0),
+        lambda: compiled.hash_blocks(bytearray(64), b"", 128, 0, 0),
     ):
         with pytest.raises(ValueError, match=r"size|rows"):
             call()

@@ -21,7 +21,7 @@ from gym_trace.errors import TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.batch_writer import copy_batch
-from gym_trace.format.parity import HealedReader, Shape, StoredParity, parity_of, shape_for, stored_parity
+from gym_trace.format.parity import HealedReader, Shape, StoredParity, group_digest, parity_of, shape_for, stored_parity
 from gym_trace.format.records import columns_of, metadata_of
 from gym_trace.format.restoring import heal
 from gym_trace.storage.local import LocalStorage
@@ -55,6 +55,18 @@ def test_parity_takes_a_few_per_cent_and_covers_everything(covered: int) -> None
     assert shape.blocks * shape.block >= covered
     assert shape.stripe + 4 * shape.blocks < max(5_000, (0.023 if covered > 1 << 22 else 0.05) * covered)
     assert shape.stretch >= max(4_096, min(covered // 64, 12_000))
+
+
+@given(
+    size=st.integers(1, 5_000),
+    block=st.sampled_from([64, 128, 192, 256, 512]),
+    groups=st.integers(1, 11),
+    seed=st.integers(0, 99),
+)
+def test_the_digest_of_a_group_is_the_blake2b_of_its_blocks(size: int, block: int, groups: int, seed: int) -> None:
+    file, shape = MemoryReader(np.random.default_rng(seed).bytes(size)), Shape(size, block, groups)
+    parity = parity_of(file, shape)
+    assert [parity.digest(i) for i in range(groups)] == [group_digest(file, shape, i) for i in range(groups)]
 
 
 @pytest.mark.parametrize("sector", [512, 4096])

@@ -634,6 +634,128 @@ static PyObject *slices(PyObject *self, PyObject *args)
     return result;
 }
 
+/* -- BLAKE2b ------------------------------------------------------------------------------------------------------- */
+
+enum { HASHED = 128, DIGEST = 16 }; /* bytes hashed at once; bytes of a digest */
+
+typedef uint64_t Four __attribute__((vector_size(32))); /* the same word of four messages */
+typedef uint64_t State[8];                              /* zeros before the first byte, then its XOR with START */
+
+static const State START = {0x6A09E667F3BCC908u ^ 0x01010000u ^ DIGEST,
+                            0xBB67AE8584CAA73Bu,
+                            0x3C6EF372FE94F82Bu,
+                            0xA54FF53A5F1D36F1u,
+                            0x510E527FADE682D1u,
+                            0x9B05688C2B3E6C1Fu,
+                            0x1F83D9ABFB41BD6Bu,
+                            0x5BE0CD19137E2179u};
+static const uint8_t ORDER[10][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0}};
+
+#define ROTATED(word, bits) ((word) >> (bits) | (word) << (64 - (bits)))
+
+static inline __attribute__((always_inline)) void mix(Four *v, int a, int b, int c, int d, const Four *x, const Four *y)
+{
+    v[a] += v[b] + *x;
+    v[d] = ROTATED(v[d] ^ v[a], 32);
+    v[c] += v[d];
+    v[b] = ROTATED(v[b] ^ v[c], 24);
+    v[a] += v[b] + *y;
+    v[d] = ROTATED(v[d] ^ v[a], 16);
+    v[c] += v[d];
+    v[b] = ROTATED(v[b] ^ v[c], 63);
+}
+
+/* Hashes HASHED bytes of four messages, by RFC 7693. done: bytes of each with these. */
+FOR_EACH_CPU static void compress(uint64_t *const *states, const uint8_t *const *bytes, uint64_t done, int is_last)
+{
+    Four v[16], words[16];
+    for (int i = 0; i < 16; i++) {
+        for (int k = 0; k < 4; k++) {
+            uint64_t word;
+            memcpy(&word, bytes[k] + 8 * i, 8);
+            words[i][k] = word;
+            v[i][k] = START[i & 7] ^ (i < 8 ? states[k][i] : i == 8 ? 0x01010000u ^ DIGEST : i == 12 ? done : 0);
+        }
+    }
+    v[14] = is_last ? ~v[14] : v[14];
+#pragma GCC unroll 12
+    for (int round = 0; round < 12; round++) {
+        const uint8_t *order = ORDER[round % 10];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) { /* columns, then diagonals */
+            int b = 4 + ((i + i / 4) & 3), c = 8 + ((i + i / 4 * 2) & 3), d = 12 + ((i + i / 4 * 3) & 3);
+            mix(v, i & 3, b, c, d, words + order[2 * i], words + order[2 * i + 1]);
+        }
+    }
+    for (int i = 0; i < 8; i++) {
+        for (int k = 0; k < 4; k++) {
+            states[k][i] ^= v[i][k] ^ v[8 + i][k];
+        }
+    }
+}
+
+/* Hashes a block, the bytes from done on, of each of up to four messages. is_last: the states become digests. */
+static void hash_four(State *states, const uint8_t *blocks, size_t block, size_t size, size_t count, uint64_t done,
+                      int is_last)
+{
+    State unused = {0};
+    uint64_t *all[4];
+    const uint8_t *bytes[4];
+    uint8_t padded[HASHED] = {0}; /* only a block that is alone can be short */
+    for (size_t at = 0; at < size; at += HASHED) {
+        for (size_t k = 0; k < 4; k++) {
+            all[k] = k < count ? states[k] : unused;
+            bytes[k] = blocks + (k < count ? k : 0) * block + at;
+        }
+        size_t some = size - at < HASHED ? size - at : HASHED;
+        if (some < HASHED) {
+            bytes[0] = bytes[1] = bytes[2] = bytes[3] = memcpy(padded, bytes[0], some);
+        }
+        compress(all, bytes, done + at + some, is_last && size - at <= HASHED);
+    }
+    for (size_t i = 0; is_last && i < 8 * count; i++) {
+        states[i / 8][i % 8] ^= START[i % 8];
+    }
+}
+
+/* hash_blocks(states, data, block, done, last): adds a block to each message. last: index of the first one to end. */
+static PyObject *hash_blocks(PyObject *self, PyObject *args)
+{
+    Py_buffer states, data;
+    Py_ssize_t block, last;
+    unsigned long long done;
+    if (!PyArg_ParseTuple(args, "w*y*nKn", &states, &data, &block, &done, &last)) {
+        return NULL;
+    }
+    Py_ssize_t count = states.len / (Py_ssize_t)sizeof(State), step;
+    int is_right = block > 0 && block % HASHED == 0 && data.len > 0 && (data.len - 1) / block + 1 == count &&
+                   states.len % (Py_ssize_t)sizeof(State) == 0 && last >= 0 && (last < count || data.len % block == 0);
+    if (is_right) {
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < count; i += step) {
+            Py_ssize_t whole = (i < last ? (last < count ? last : count) : data.len / block) - i;
+            step = whole < 1 ? 1 : whole < 4 ? whole : 4;
+            Py_ssize_t size = whole < 1 ? data.len % block : block;
+            hash_four((State *)states.buf + i, (const uint8_t *)data.buf + i * block, (size_t)block, (size_t)size,
+                      (size_t)step, done, i >= last);
+        }
+        Py_END_ALLOW_THREADS
+    } else {
+        PyErr_SetString(PyExc_ValueError, "blocks do not match the size of their states");
+    }
+    PyBuffer_Release(&states);
+    PyBuffer_Release(&data);
+    if (!is_right) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"crc32", (PyCFunction)(void (*)(void))crc32_, METH_FASTCALL, NULL},
     {"shuffle", shuffle_, METH_VARARGS, NULL},
@@ -642,6 +764,7 @@ static PyMethodDef functions[] = {
     {"undo_changes", undo_changes, METH_VARARGS, NULL},
     {"entry_offsets", entry_offsets, METH_VARARGS, NULL},
     {"slices", slices, METH_VARARGS, NULL},
+    {"hash_blocks", hash_blocks, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
