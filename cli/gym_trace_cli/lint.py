@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.results import Finding
 
+_ABOUT_ENVIRONMENT = {"T501", "T504", "T505", "T604"}  # its starts, and whether it is deterministic
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -94,6 +96,7 @@ def command(
         if not quiet:
             _sum_up(findings, len(view), int(view.episodes["steps"].sum()))
             _print_step_commands(trace, findings)
+            _print_audit_command(trace, findings)
     if any(finding.code == "T001" for finding in problems):
         return DAMAGED
     return ERROR if problems else FINE
@@ -127,6 +130,15 @@ def _print_step_commands(trace: Trace, findings: list[Finding]) -> None:
             environment: list[str] | None = [] if env_id and not first else None
             show.step_commands(trace.directory, finding.episode, max(0, finding.step - first), environment)
             return
+
+
+def _print_audit_command(trace: Trace, findings: list[Finding]) -> None:
+    """Print the command that tests the environment, if a finding may be its fault."""
+    found = {finding.episode for finding in findings if finding.code in _ABOUT_ENVIRONMENT}
+    described = [trace.writer_of(episode).about.environment for episode in found if episode is not None]
+    if any(environment.get("made") or environment.get("spec") for environment in described):
+        click.echo("whether the environment does what its seed says:")
+        click.echo(f"  {show.printable(shlex.join(['gym-trace', 'audit', str(trace.directory)]))}")
 
 
 def _sum_up(findings: list[Finding], episodes: int, steps: int) -> None:

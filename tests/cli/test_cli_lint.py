@@ -56,6 +56,15 @@ def test_findings_exit_with_1_and_name_the_command_that_shows_them(broken: str) 
     assert view.replace("view", "shell") == shell
 
 
+def test_findings_about_starts_end_with_the_audit_of_the_environment(here: Path) -> None:
+    with TraceRecordingWrapper(gymnasium.make("FrozenLake-v1"), "fixed") as env:
+        record_episodes(env, seed=0, episodes=3)
+    assert run("lint", "fixed").stdout.startswith("no findings")
+    done = run("lint", "fixed", "--select", "T505")
+    assert done.stdout.splitlines()[-1].startswith("  gym-trace audit ")
+    assert done.exit_code == 0
+
+
 def test_notes_are_shown_on_request_and_do_not_count(sound: str) -> None:
     done = run("lint", sound, "--notes")
     assert done.exit_code == 0
