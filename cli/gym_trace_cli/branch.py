@@ -21,6 +21,7 @@ from gym_trace_cli.options import (
     json_option,
     on_exist_option,
     quiet_option,
+    start_option,
     trace_argument,
 )
 from gym_trace_cli.progress import Report, Watch
@@ -39,6 +40,7 @@ class BranchOptions:
         "--episode N", "Index of the episode; -1 is the last. Default: 0.", click.INT, default=0, under="Step"
     )
     step: int = opt("--step N", "First step of the policy. Default: 0, after the reset.", click.INT, default=0)
+    start: str = shared(start_option)
     policy: str = shared(policy_option, under="Continuations")
     episodes: int = opt("--episodes N", "New episodes. Default: 20.", POSITIVE, default=20)
     seed: int | None = opt("--seed N", "Reseed environment and policy at the step.", NOT_NEGATIVE)
@@ -86,6 +88,7 @@ def command(directory: str, options: BranchOptions) -> int:
             on_progress=lambda *progress: watch(progress),
             command="gym-trace branch",
             on_exist=options.on_exist,
+            start=options.start,
             **arguments,
             **options.comparison,
         )

@@ -120,12 +120,12 @@ on_exist_option = option(
 )
 quiet_option = option("--quiet", "Print only warnings and errors.")
 json_option = option("--json", "Print one JSON object.", name="as_json")
+_STARTS = ["auto", "replay", "states"]
+start_option = option(
+    "--from START", "auto (default), replay, or recorded states.", _STARTS, name="start", default="auto"
+)
 source_option = partial(
-    option,
-    "--from SOURCE",
-    "Images: simulation (rendered) or observations.",
-    ["simulation", "observations"],
-    name="source",
+    option, "--from SOURCE", "Frames: auto, replay, states, observations.", [*_STARTS, "observations"], name="source"
 )
 json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")
 

@@ -32,7 +32,7 @@ from gym_trace_cli.selection import Selection, selection_options
 @section(
     "Video",
     option("--schedule S", "Filter episodes: cubic or every:N."),
-    source_option(default="simulation"),
+    source_option(default="auto"),
     option("--overlay", "Write step, action, reward and return below."),
     option("--fps N", "Frames per second. Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
@@ -62,9 +62,10 @@ def command(
     """
     if schedule is not None and (selection.best or selection.worst):
         raise click.UsageError("--schedule, --best and --worst exclude each other")
-    if source == "simulation":
+    if source != "observations":
         without_display()
-    making = {**recorded.arguments(), **comparison}
+    making: dict[str, Any] = {**recorded.arguments(), **comparison}
+    making |= {"source": source} if source == "observations" else {"start": source}
     trace = gym_trace.open_trace(directory)
     chosen = _scheduled(selection.view_or_error(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
@@ -77,9 +78,7 @@ def command(
             speed = show.count(round(frames / max(time.monotonic() - begin, 1e-9)))
             line.update(f"{show.count(frames)} of {show.count(total, 'frame')}  {speed} frames/s", frames / total)
 
-        for rendered in gym_trace.render(
-            trace, output, chosen, form=form, source=source, on_frame=count_frame, **making, **options
-        ):
+        for rendered in gym_trace.render(trace, output, chosen, form=form, on_frame=count_frame, **making, **options):
             videos += 1
             if as_json:
                 show.json_line({"episode": rendered.index, "path": str(rendered.path), "frames": rendered.frames})

@@ -75,8 +75,10 @@ def command(
         raise click.UsageError(" and ".join(name for name, given in modes.items() if given) + " exclude each other")
     in_terminal = not (any(modes.values()) or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
     for name, given in {"--step": stepwise, "--from": source is not None, "--speed": speed is not None}.items():
-        if given and not (in_terminal or (human and name == "--speed")):
-            raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name == "--speed" else ""))
+        if given and not (in_terminal or (human and name != "--step")):
+            raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name != "--step" else ""))
+    if human and source == "observations":
+        raise click.UsageError("--from observations: needs a terminal")
     if verified:
         return verify(trace, chosen, as_json, recorded, comparison, **verification)
     unused = {"Verification"} if in_terminal or human else {"Verification", "Environment", "Comparison"}
@@ -87,12 +89,18 @@ def command(
     if human:
         from gym_trace.replay import play_for_humans
 
-        for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **recorded.arguments(), **comparison):
-            click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
+        making = {**recorded.arguments(), **comparison, "start": source or "auto"}
+        for verdict in play_for_humans(trace, chosen, speed=speed or 1.0, **making):
+            states = f"from {show.count(verdict.from_states, 'recorded state')}"
+            shown = states if verdict.from_states else verdict.verdict
+            click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {shown}")
     elif in_terminal and chosen:
         from gym_trace.replay import Making
 
-        return _play(trace, chosen, source, speed or 1.0, stepwise, Making(**recorded.arguments(), **comparison))
+        settings = Making(**recorded.arguments(), **comparison)
+        if source not in (None, "observations"):
+            settings = settings._replace(start=source)
+        return _play(trace, chosen, source, speed or 1.0, stepwise, settings)
     elif callback is not None:
         _call_back(trace, chosen, callback)
     else:

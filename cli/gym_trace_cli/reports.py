@@ -7,11 +7,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
@@ -20,6 +20,9 @@ import click
 import gym_trace
 from gym_trace.printable import printable
 from gym_trace.storage import replaced_file
+
+if TYPE_CHECKING:
+    from gym_trace.results import Divergence
 
 # Verdicts in JUnit; all others have passed.
 _OUTCOMES = {"differs": "failure", "damaged": "error", "unverifiable": "skipped"}
@@ -42,6 +45,8 @@ class Outcome:
 
     ended: "complete", or the reason it ended early; message: the error.
     needed: Verdict.needed of matching episodes, by index.
+    from_states: number of steps compared from recorded states.
+    error: the largest error of these steps that is a number, and the index of its episode.
     """
 
     trace: str
@@ -53,7 +58,16 @@ class Outcome:
     versions: dict[str, Any] = field(default_factory=dict)
     damage: list[dict[str, Any]] = field(default_factory=list)
     needed: dict[int, int] = field(default_factory=dict)
+    from_states: int = 0
+    error: tuple[int, Divergence] | None = None
     started: float = field(default_factory=time.time)
+
+    def add_errors(self, index: int, from_states: int, errors: Iterable[Divergence]) -> None:
+        """Add the errors of an episode."""
+        self.from_states += from_states
+        for error in errors if from_states else ():
+            if error.largest is not None and (self.error is None or error.largest > (self.error[1].largest or 0.0)):
+                self.error = index, error
 
     @property
     def seconds(self) -> float:

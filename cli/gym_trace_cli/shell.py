@@ -5,7 +5,7 @@ from __future__ import annotations
 import code
 import importlib.util
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +14,11 @@ from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import comparison_options, trace_argument
+from gym_trace_cli.options import comparison_options, start_option, trace_argument
 from gym_trace_cli.selection import episode_index
+
+if TYPE_CHECKING:
+    from gym_trace.results import Verdict
 
 
 @headed("shell")
@@ -24,6 +27,7 @@ from gym_trace_cli.selection import episode_index
     "Step",
     option("--episode N", "Index of the episode; -1 is the last. Default: 0.", click.INT, default=0),
     option("--step N", "Stand just before this step. Default: 0, after the reset.", click.INT, default=0),
+    start_option,
     option("--render-mode MODE", "Render mode of the environment. Default: as recorded, headless."),
 )
 @recorded_environment_options
@@ -32,12 +36,14 @@ def command(
     directory: str,
     episode: int,
     step: int,
+    start: str,
     render_mode: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
 ) -> int:
     """Open a Python prompt with the environment at a recorded step.
-    Every step up to there is replayed and compared, bit for bit.
+    Every step up to there is replayed and compared, bit for bit; --from states
+    sets the environment to its recorded state.
     The prompt has trace, episode, step and env; IPython if installed.
     Exit code 3 if the replay differs.
 
@@ -46,23 +52,25 @@ def command(
     """
     trace = gym_trace.open_trace(directory)
     episode = episode_index(trace, episode)
-    env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **recorded.arguments(), **comparison)
+    making = {**recorded.arguments(), **comparison, "start": start}
+    env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **making)
     try:
         names: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}
-        begin = env.replay_start  # type: ignore[attr-defined]
-        _prompt(names, _banner(trace, episode, step, begin))
+        _prompt(names, _banner(trace, episode, step, env.replay_start, env.replay_verdict))  # type: ignore[attr-defined]
     finally:
         env.close()
     return FINE
 
 
-def _banner(trace: gym_trace.Trace, index: int, step: int, begin: int) -> str:
+def _banner(trace: gym_trace.Trace, index: int, step: int, begin: int, verdict: Verdict) -> str:
     recorded = trace[index]
     name = trace.writer_of(index).about.environment.get("id") or "the environment"
     next_step = f"env.step(episode.actions[{step}]) repeats the recorded step"
     if step == len(recorded):
         next_step = "the recorded episode ends here"
     compared = f"started from the state before step {begin}, steps since match" if begin else "all steps so far match"
+    if verdict.from_states and begin == step:
+        compared = "set to its recorded state"
     lines = (
         f"env: {name} before step {step} of {len(recorded)} of episode {index}; {compared}",
         f"also trace, episode, step; {next_step}",

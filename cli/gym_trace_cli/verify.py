@@ -56,6 +56,7 @@ verification_options = section(
         dict,
         option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
         option("--through-the-crash", "Also run the action that a kill interrupted."),
+        option("--one-step", "Compare each step from its recorded state."),
         option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
         option("--report FILE", "Write results as one JSON document.", writable_file),
         option("--junit FILE", "Write results as JUnit XML.", writable_file),
@@ -172,6 +173,7 @@ def _verify_episodes(
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
             if verdict.matches and (verdict.needed or verdict.reason):
                 outcome.needed[verdict.index] = verdict.needed
+            outcome.add_errors(verdict.index, verdict.from_states, verdict.divergences)
             if verdict.difference is not None:
                 differing.setdefault(verdict.difference.column.partition("/")[0], verdict)
             difference = None if verdict.difference is None else plain_difference(verdict.difference)
@@ -236,6 +238,12 @@ def _print_outcome(trace: Trace, outcome: Outcome, as_json: bool, own_arguments:
         seeded = any(number and trace[index].seed is not None for index, number in outcome.needed.items())
         why = "the seed alone does not decide the start" if seeded else "they were reset without a seed"
         later = f"; {show.count(number)} of them only after the episodes before ({why})"
+    if outcome.from_states:
+        steps, largest = show.count(outcome.from_states, "step"), "no one-step error"
+        if outcome.error is not None:
+            index, worst = outcome.error
+            largest = f"largest one-step error {worst.largest:.3g} ({worst.largest_place} of episode {index})"
+        later += f"; {steps} from recorded states: {largest}"
     click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}{later}", err=as_json or stopped)
 
 

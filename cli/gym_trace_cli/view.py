@@ -20,7 +20,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import NOT_NEGATIVE, PATH, byte_count, comparison_options
+from gym_trace_cli.options import NOT_NEGATIVE, PATH, byte_count, comparison_options, start_option
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, episode_index, selection_options
 
@@ -46,6 +46,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
     option("--episode N", "Open the page at this episode, by its index.", click.INT),
     option("--step N", "Open that episode at this step. Default: 0.", NOT_NEGATIVE),
 )
+@section("Renderings", start_option)
 @section(
     "Output",
     option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
@@ -61,6 +62,7 @@ def command(
     no_browser: bool,
     episode: int | None,
     step: int | None,
+    start: str,
     save: str | None,
     max_bytes: int | None,
     selection: Selection,
@@ -89,7 +91,7 @@ def command(
     if fragment and (save is not None or not selection.is_all):
         raise click.UsageError("--episode and --step exclude --save and the selection of episodes")
     if save is None:
-        return _serve(traces, host, port, no_browser, recorded, comparison, fragment)
+        return _serve(traces, host, port, no_browser, recorded, {**comparison, "start": start}, fragment)
     _save(traces, save, max_bytes)
     return FINE
 

@@ -10,24 +10,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.returns import Return, as_return
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, row_of
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.seeding import episode_seed, generator_state, policy_seed
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, warn
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, TraceError, warn
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.collecting.policies import Annotating, policy_maker
 from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.tools.playing.continued import Continued
 from gym_trace.tools.replay.env_at import differs_later
 from gym_trace.tools.replay.making import Making, Played, made_env, replays
-from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
+from gym_trace.tools.replay.resimulate import AUTO, DIFFERS, STATES, MakeEnv, Verdict, states_in
 
 _BOOTSTRAP_RESAMPLES = 10_000
+Repeat = Callable[[Any], Any]  # repeats the recorded steps in a recorder; returns the observation after them
 _SAMPLED_AT_ONCE = 100_000  # episodes
 
 
@@ -104,6 +107,7 @@ def branch(
     rtol: float = 0.0,
     tolerances: Mapping[str, float] | None = None,
     ignore: Collection[str] = (),
+    start: str = AUTO,
     on_progress: Callable[[int, int], Any] | None = None,
     command: str = "gym_trace.branch",
     **recording: Any,
@@ -120,6 +124,10 @@ def branch(
 
     The policy is reset at the step, and does not see the steps before.
 
+    If the repeated steps differ, as in simulators that are not deterministic, and the trace has states (see
+    TraceRecordingWrapper, states=), the new episodes take these steps from the recording, and go on from an environment
+    that env_at() sets to its state at the step. A warning says so. Such episodes cannot be verified from their reset.
+
     Args:
         trace: a trace, a view of one, or the directory.
         episode: index in the trace; negative ones count from its end. It must be replayable by itself.
@@ -133,6 +141,7 @@ def branch(
             verified.
         make_env, env_kwargs, trust: as for verify_trace().
         atol, rtol, tolerances, ignore: settings of the comparison, as for verify_trace().
+        start: "auto"; "replay": never from states; "states": always.
         on_progress: called about five times a second as ``on_progress(episodes, steps)``; a truthy result ends the run.
         command: name of the caller, stored under provenance.
         recording: other arguments of TraceRecordingWrapper, except filters. record_infos: as in the recorded trace.
@@ -148,20 +157,14 @@ def branch(
     index = range(len(trace))[episode]
     recorded = trace[index]
     _check(recorded, step, episodes, seed, recording)
-    making, make_policy = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore), policy_maker(policy)
+    settings: dict[str, Any] = {"trust": trust, "env_kwargs": env_kwargs, "make_env": make_env, "start": start}
+    settings |= {"atol": atol, "rtol": rtol, "tolerances": tolerances, "ignore": ignore}
+    making = Making(**settings)
+    make_policy = policy_maker(policy)
     root = new_root_seed() if seed is None else seed
     with closing(replays(trace, [index], making, None)) as playing:
-        played = next(playing)
-        env = without_autoreset(made_env(played.lane, making, None))
+        env, repeat = _start(next(playing), trace, recorded, step, settings, recording)
         try:
-            generator = played.replay.generator_before(played.position)
-            verdict, _ = played.replay.play_in(env, played.position, len(recorded), generator)
-            if not verdict.matches:
-                if verdict.reach >= step:
-                    _raise_unless_same(played.replay.play_in(env, played.position, step, generator)[0])
-                else:
-                    _raise_unless_same(verdict)
-                warn(differs_later(verdict, index, step))
             actor = make_policy(env.observation_space, env.action_space)
             if seed is not None and generator_state(env.unwrapped) is None:
                 raise EnvironmentUnavailable(f"seed={seed}: the environment has no np_random to seed; omit seed")
@@ -174,7 +177,7 @@ def branch(
             env.close()
             raise
         with recorder:
-            branches = _Branches(root, played, generator, step, seed is not None, episodes, on_progress)
+            branches = _Branches(root, repeat, seed is not None, episodes, on_progress)
             branches.record(recorder, Annotating(actor, recorder))
     rest = recorded[step:]
     returns = np.array(branches.returns, np.float64)
@@ -189,16 +192,13 @@ class _Branches(Rollout):
     def __init__(
         self,
         seed: int,
-        played: Played,
-        generator: Any,
-        step: int,
+        repeat: Repeat,
         reseeds: bool,
         episodes: int,
         on_progress: Callable[[int, int], Any] | None,
     ):
         super().__init__(seed)
-        self._played, self._generator, self._step = played, generator, step
-        self._reseeds, self._episodes = reseeds, episodes
+        self._repeat, self._reseeds, self._episodes = repeat, reseeds, episodes
         self._on_progress = on_progress
         self._seeded: Any = None  # state of the generator right after seeding
         self.drew: bool | None = False if reseeds else None
@@ -215,10 +215,7 @@ class _Branches(Rollout):
 
     def start(self, env: Any, policy: Any, episode: int) -> Any:
         """Repeat the recorded steps; return the observation after them."""
-        replay, position = self._played.replay, self._played.position
-        set_generator = TraceRecordingWrapper.set_generator
-        verdict, observation = replay.play_in(env, position, self._step, self._generator, set_generator)
-        _raise_unless_same(verdict)
+        observation = self._repeat(env)
         if self._reseeds:
             env.reseed(episode_seed(self.seed, episode))
             self._seeded = generator_state(env.unwrapped)
@@ -233,6 +230,62 @@ class _Branches(Rollout):
     def ended(self, episode: int, steps: int, total: Return) -> None:
         self.returns.append(total)
         self.lengths.append(steps)
+
+
+def _start(
+    played: Played, trace: Trace, recorded: Episode, step: int, settings: Mapping[str, Any], recording: Collection[str]
+) -> tuple[gymnasium.Env[Any, Any], Repeat]:
+    """Return the environment to record, and what repeats the recorded steps in it. recording: names of its options."""
+    making = Making(**settings)
+    if making.start != STATES:
+        try:
+            return _replayed(played, recorded, step, making)
+        except (ReplayDiverged, EnvironmentUnavailable) as error:
+            if making.start != AUTO or making.env_kwargs or not states_in(recorded):
+                raise
+            problem = error
+    try:
+        if "states" in recording:
+            raise InvalidOption("states: not supported by a branch from recorded states; omit it")
+        env = Continued(trace, recorded.index, step, None, **{**settings, "start": STATES})
+    except TraceError as error:
+        if making.start == STATES:
+            raise
+        raise type(problem)(f"{problem}; its states cannot be used: {error}") from error
+    if making.start != STATES:
+        warn(f"{problem}; the new episodes go on from its recorded state")
+
+    def repeat(recorder: Any) -> Any:
+        env.begin(recorder, lambda: None)
+        return row_of(env.episode.observations, step)
+
+    return env, repeat
+
+
+def _replayed(played: Played, recorded: Episode, step: int, making: Making) -> tuple[gymnasium.Env[Any, Any], Repeat]:
+    """Return an environment in which a replay matches before a step, and what replays these steps in it."""
+    replay, position = played.replay, played.position
+    env = without_autoreset(made_env(played.lane, making, None))
+    try:
+        generator = replay.generator_before(position)
+        verdict, _ = replay.play_in(env, position, len(recorded), generator)
+        if not verdict.matches:
+            if verdict.reach >= step:
+                _raise_unless_same(replay.play_in(env, position, step, generator)[0])
+            else:
+                _raise_unless_same(verdict)
+            warn(differs_later(verdict, recorded.index, step))
+    except BaseException:
+        env.close()
+        raise
+
+    def repeat(recorder: Any) -> Any:
+        set_generator = TraceRecordingWrapper.set_generator
+        verdict, observation = replay.play_in(recorder, position, step, generator, set_generator)
+        _raise_unless_same(verdict)
+        return observation
+
+    return env, repeat
 
 
 def _check(recorded: Episode, step: int, episodes: int, seed: int | None, recording: Mapping[str, Any]) -> None:

@@ -31,9 +31,8 @@ from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.staging import StagedStorage, new_directory
 from gym_trace.tools.replay.compare import Difference, FirstDifferences, shared_leaves
 from gym_trace.tools.replay.making import Making, Played, made_env, replays
-from gym_trace.tools.replay.resimulate import STEPS_LOST, UNKNOWN_START, MakeEnv, is_restorable
+from gym_trace.tools.replay.resimulate import REPLAY, STATES, STEPS_LOST, UNKNOWN_START, MakeEnv, is_restorable
 
-REPLAY, STATES = "replay", "states"
 _ENDS = (Outcome.TERMINATED.word, Outcome.TRUNCATED.word)
 _FACTS_OF_EPISODES = ("flags", "reference_scores")
 

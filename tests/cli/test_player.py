@@ -194,7 +194,7 @@ def test_numbers_are_shown_where_nothing_renders_and_why(tmp_path: Path, monkeyp
     assert len(made) == 1  # made once per writer, not per episode
     assert list(player.fallbacks) == ["as numbers: no \\x1b[2J such thing"]
     with pytest.raises(EnvironmentUnavailable):
-        played(trace, ["next"], source="simulation")
+        played(trace, ["next"], source="auto")
 
 
 def test_a_renderer_that_breaks_in_the_midst_leaves_numbers_from_there_on(

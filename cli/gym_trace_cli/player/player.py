@@ -45,8 +45,8 @@ class Player:
 
     Args:
         chosen: indices of the episodes in the trace.
-        source: "simulation" shows rendered frames, "observations" recorded observations. None: recorded images; without
-            them rendered frames; where rendering fails, recorded numbers.
+        source: "observations" shows recorded observations, others rendered frames, see gym_trace.replay.Making. None:
+            recorded images; without them rendered frames, as by "auto"; where rendering fails, recorded numbers.
         speed: factor of the environment's speed.
         paused: whether to wait for a key at each step.
 
@@ -93,8 +93,8 @@ class Player:
         self.played.add(index)
         self._clock = time.monotonic()
         try:
-            if self._source != "simulation" and (
-                self._source or observes_pictures(self._trace, index, _SMALLEST_PICTURE)
+            if self._source == "observations" or (
+                self._source is None and observes_pictures(self._trace, index, _SMALLEST_PICTURE)
             ):
                 view_observed(self._trace, index, self, _SMALLEST_PICTURE)
             elif episode.writer in self._unavailable:
@@ -103,7 +103,7 @@ class Player:
             self.wait()
             view_rendered(self._trace, index, self, self._making)
         except (EnvironmentUnavailable, RenderingError) as error:
-            if self._source == "simulation":
+            if self._source not in (None, "observations"):
                 raise
             if isinstance(error, EnvironmentUnavailable):
                 self._unavailable[episode.writer] = str(error)
@@ -114,8 +114,11 @@ class Player:
     # -- a viewer of an episode ---------------------------------------------------------------------------------------
 
     def show_verdict(self, verdict: Verdict) -> None:
-        what = f"{verdict.verdict}: {verdict.reason or f'differs {verdict.difference}'}"
-        self._note = f"replayed, {'as recorded' if verdict.verdict in ('identical', 'close') else what}"
+        what = verdict.reason or (f"differs {verdict.difference}" if verdict.difference else "")
+        replayed = "as recorded" if verdict.matches else f"{verdict.verdict}: {what}"
+        self._note = f"replayed, {replayed}" if what or verdict.matches else ""
+        if verdict.from_states:
+            self._note = f"from {show.count(verdict.from_states, 'recorded state')}; {self._note}".removesuffix("; ")
         self._clock = time.monotonic()
 
     def wait(self) -> None:

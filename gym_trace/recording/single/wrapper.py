@@ -40,8 +40,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     Args:
         env: any single Gymnasium environment.
         directory … keep_if: see RecordingOptions.
-        states: record the state of the environment every N steps, so that env_at() can start there: for Gymnasium's
-            MuJoCo environments, ALE, and others that offer it (see gym_trace.recording.States).
+        states: record the state of the environment every N steps, from the first one on, so that env_at() can start
+            there: for Gymnasium's MuJoCo environments, ALE, and others that offer it (see gym_trace.recording.States).
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
             (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
             render_mode="rgb_array". Any recorded episode can also be filmed later, with gym-trace render.
@@ -215,7 +215,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     def _keep_state(self, states: States) -> None:
         """Record the state before the next step, if it is due."""
         steps = self._steps.episodes.steps_taken()
-        if self._steps.episodes.state not in (OPEN, ENDED) or not steps:
+        if self._steps.episodes.state not in (OPEN, ENDED):
             self._state_is_due = False
         elif self._state_is_due or not steps % int(self._states_every or 1):
             state = packed_state(self.env, states)

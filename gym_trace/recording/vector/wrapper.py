@@ -214,7 +214,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _keep_states(self, states: list[tuple[Any, States]]) -> None:
         """Record the states before the next step of the lanes where they are due."""
-        if self._since_reset and not self._since_reset % int(self._states_every or 1):
+        if not self._since_reset % int(self._states_every or 1):
             self._due[:] = True
         self._since_reset += 1
         if not self._due.any():

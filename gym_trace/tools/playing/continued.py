@@ -21,11 +21,12 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment at a recorded step, for a recorder around it.
 
     The recorder must see whole episodes. So reset() and the first steps return the recorded rows, which env_at() has
-    just compared with the environment; later steps go to the environment. begin() makes the reset and the recorded
-    steps. Every episode continues from the same step.
+    just compared with the environment, or after which it has set it to its recorded state; later steps go to the
+    environment. begin() makes the reset and the recorded steps. Every episode continues from the same step.
 
     Args:
-        trace, episode, step, making: as for env_at(). Raises its errors, and InvalidOption if the episode ended before.
+        trace, episode, step, render_mode, making: as for env_at(). Raises its errors, and InvalidOption if the episode
+            ended before.
     """
 
     def __init__(
@@ -33,11 +34,12 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         trace: TraceLike,
         episode: int,
         step: int,
+        render_mode: str | None = "rgb_array",
         **making: Any,
     ):
         trace = as_trace(trace)
         index = range(len(trace))[episode]
-        self._make: Callable[[], Any] = lambda: env_at(trace, index, step, render_mode="rgb_array", **making)
+        self._make: Callable[[], Any] = lambda: env_at(trace, index, step, render_mode=render_mode, **making)
         super().__init__(self._make())
         recorded = trace[index]
         self.episode = recorded[: max(0, step)]
@@ -76,7 +78,10 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
         annotate: called before each step.
         """
         if not self._is_unused:
-            self._used_envs.append(self.env)  # closed at the end: closing it now may close the window of the next
+            if self.env.render_mode is None:
+                self.env.close()
+            else:
+                self._used_envs.append(self.env)  # closed at the end: closing it now may close the window of the next
             self.env = self._make()
         self._is_unused, self._row = False, 0
         before_reset = self._generator

@@ -40,14 +40,20 @@ class Divergence(NamedTuple):
     largest_at: tuple[int, ...]
     growth: float | None
 
+    @property
+    def largest_place(self) -> str:
+        """Element and step of the largest difference: observations[2] at step 97."""
+        step = "the reset" if self.largest_step is None else f"step {self.largest_step}"
+        return f"{element(self.column, self.largest_at)} at {step}"
+
     def __str__(self) -> str:
-        first, worst = ("the reset" if at is None else f"step {at}" for at in (self.step, self.largest_step))
+        first = "the reset" if self.step is None else f"step {self.step}"
         count = f"{self.steps} step{'s' * (self.steps != 1)}"
         text = f"{element(self.column, self.at)} differs at {count}, from {first} on"
         if self.largest is not None:
             text += f", by up to {self.largest:.3g}"
             if (self.largest_step, self.largest_at) != (self.step, self.at):
-                text += f" ({element(self.column, self.largest_at)} at {worst})"
+                text += f" ({self.largest_place})"
         return text if self.growth is None else f"{text}; the difference grows {self.growth:.3g} times a step"
 
 
@@ -93,16 +99,15 @@ class _LeafMeter:
 
 
 class DivergenceMeter:
-    """Measures a replay of an episode, all leaves of observations and the rewards, until the replay itself ends.
-
-    Its methods are those of EpisodeComparison.
+    """Measures the observations and rewards of a replay, leaf by leaf. Its methods are those of EpisodeComparison.
 
     Args:
         recorded: gives the recorded values; its tolerances play no part.
+        until_end: False to also measure steps after the replay itself has ended.
     """
 
-    def __init__(self, recorded: EpisodeComparison):
-        self._recorded = recorded
+    def __init__(self, recorded: EpisodeComparison, until_end: bool = True):
+        self._recorded, self._until_end = recorded, until_end
         self._meters: dict[str, _LeafMeter] = {}
         self._has_ended = False
 
@@ -115,7 +120,7 @@ class DivergenceMeter:
         if not self._has_ended:
             self._add(step, self._recorded.observation_pairs(step + 1, observation))
             self._add(step, self._recorded.reward_pair(step, reward))
-            self._has_ended = bool(terminated) or bool(truncated)
+            self._has_ended = self._until_end and (bool(terminated) or bool(truncated))
 
     def _add(self, step: int, pairs: Iterable[tuple[str, Any, Any]]) -> None:
         for column, recorded, seen in pairs:

@@ -12,15 +12,23 @@ import gymnasium
 from gym_trace.envs.make import completed, headless_arguments, make_environment, takes_render_mode
 from gym_trace.envs.opengl import choose_opengl
 from gym_trace.envs.recipe import call_of, name_of
-from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.replay.compare import Comparison
 from gym_trace.tools.replay.lanes import Lane, inseparable, lanes_of
-from gym_trace.tools.replay.resimulate import LaneReplay, MakeEnv
+from gym_trace.tools.replay.resimulate import AUTO, REPLAY, STATES, LaneReplay, MakeEnv
+
+STARTS = (AUTO, REPLAY, STATES)
 
 
 class Making(NamedTuple):
-    """Settings of a replay: how environments are made, and how their results are compared; see verify_trace()."""
+    """Settings of a replay: how environments are made, and how their results are compared; see verify_trace().
+
+    Attributes:
+        start: "replay" brings environments to a step by replaying the episode from its reset; "states" sets them to
+            the recorded states (see TraceRecordingWrapper, states=) and steps them only in between. "auto": by replay,
+            but by states where the replay differs from the recording.
+    """
 
     trust: bool = False
     env_kwargs: Mapping[str, Any] | None = None
@@ -30,6 +38,7 @@ class Making(NamedTuple):
     tolerances: Mapping[str, float] | None = None
     ignore: Collection[str] = ()
     wrappers: Sequence[Callable[[Any], Any]] = ()  # around the environment, innermost first
+    start: str = AUTO
 
     @property
     def comparison(self) -> Comparison:
@@ -50,6 +59,10 @@ def replays(
     trace: Trace, chosen: list[int], making: Making, render_mode: str | None, on_step: Callable[[], None] = lambda: None
 ) -> Generator[Played, None, None]:
     """Yield the replay of each episode, lane by lane, because that is fastest. on_step: called after each step."""
+    if making.start not in STARTS:
+        raise InvalidOption(f"start={making.start!r}: unknown; pass one of {', '.join(STARTS)}")
+    # With other arguments, the environment may differ as the user wants it to.
+    start = REPLAY if making.env_kwargs and making.start == AUTO else making.start
     wanted = {int(trace.chosen[index]): index for index in chosen}
     trace = trace.whole  # earlier episodes of a lane may also have to be replayed
     for lane in lanes_of(trace):
@@ -59,7 +72,7 @@ def replays(
         if making.make_env is None and (reason := inseparable(lane.writer)):
             raise EnvironmentUnavailable(reason)
         make = partial(made_env, lane, making, render_mode)
-        replay = LaneReplay(trace, lane, make, making.comparison, making.trust, on_step)
+        replay = LaneReplay(trace, lane, make, making.comparison, making.trust, on_step, start)
         try:
             yield from (Played(replay, position, index, lane) for position, index in positions)
         finally:

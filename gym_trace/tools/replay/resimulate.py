@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -45,8 +45,10 @@ _EARLIER_MISSING = (
     "by itself it differs at the reset; its start may depend on episodes that came before it in its recording and are "
     "not in this trace: verify the original"
 )
+_NO_STATES = "no states of it were recorded; record them with states=1 (gym-trace record --states 1)"
 _PROBED_STEPS = 100  # played of an episode that is tried without those before it
 NO_SEED = -1  # in the table of episodes
+AUTO, REPLAY, STATES = "auto", "replay", "states"  # how environments get to a step, see Making
 
 _log = logging.getLogger("gym_trace")
 MakeEnv = Callable[..., gymnasium.Env[Any, Any]]
@@ -71,6 +73,9 @@ class Verdict:
         divergences: how far each leaf of observations and the rewards depart, the earliest first, when an episode that
             differs is replayed to its end by itself, in a fresh environment. Differences of other replays may begin at
             other steps. Empty if it cannot be started by itself.
+        from_states: number of recorded states to which the environment was set; 0 for a replay from the reset. Only
+            steps between states are compared, or, if each step is compared by itself (one_step of verify_trace()),
+            those that began at a state; divergences are then these errors.
     """
 
     index: int
@@ -85,6 +90,7 @@ class Verdict:
     crash: str = ""
     needed: int = 0
     divergences: tuple[Divergence, ...] = ()
+    from_states: int = 0
 
     @property
     def matches(self) -> bool:
@@ -99,6 +105,14 @@ class Verdict:
         return -1 if self.difference.step is None else self.difference.step
 
 
+def problem_of(verdict: Verdict) -> str:
+    """Return how a replay differs from its recording, or why that is unknown."""
+    if verdict.verdict != DIFFERS:
+        return f"the replay may differ from the recording: {verdict.reason}"
+    note = f" ({verdict.reason})" if verdict.reason else ""
+    return f"the replay differs from the recording, {verdict.difference}{note}"
+
+
 def _set_generator(env: gymnasium.Env[Any, Any], state: Any) -> None:
     restore_generator(env.unwrapped, state)
 
@@ -110,7 +124,10 @@ class _Simulation:
         set_generator: sets the environment's random generator where its state was recorded between two steps.
         generator: state of the generator before a reset whose recording has none.
         observation: the last observation.
-        begin: step of the state from which the environment was restored; 0: it must be reset.
+        begin: step of the state to which the environment was set already; None: it must be reset.
+        kind: gets and sets its state.
+        states: recorded states by step, to which it is set when it gets there.
+        is_compared: returns whether the result of a step is compared; step -1 is the reset.
         finished: position in the lane of the episode that was just replayed to its end, or None.
         origin: position of the first episode of the unbroken sequence that was replayed.
     """
@@ -119,9 +136,17 @@ class _Simulation:
         self.env, self.set_generator = env, set_generator
         self.generator: Any = None
         self.observation: Any = None
-        self.begin = 0
+        self.begin: int | None = None
+        self.kind: Any = None
+        self.states: Mapping[int, Any] = {}
+        self.is_compared: Callable[[int], bool] = lambda step: True
         self.finished: int | None = None
         self.origin = 0
+
+    def arrive(self, step: int) -> None:
+        """Set the environment to its recorded state before a step, if there is one."""
+        if step in self.states:
+            restore_state(self.env, self.kind, self.states[step], step)
 
 
 def _step_in_a_fork(env: gymnasium.Env[Any, Any], action: Any) -> str:
@@ -178,13 +203,16 @@ class _Both:
 class _Measured:
     """Compares results up to the first difference, and measures all from there on.
 
+    Args:
+        until_end: see DivergenceMeter.
+
     Attributes:
         first: the first difference.
         meter: what measures; None while all is equal.
     """
 
-    def __init__(self, compared: EpisodeComparison):
-        self._compared = compared
+    def __init__(self, compared: EpisodeComparison, until_end: bool):
+        self._compared, self._until_end = compared, until_end
         self.first: Difference | None = None
         self.meter: DivergenceMeter | None = None
 
@@ -201,7 +229,7 @@ class _Measured:
 
     def _look(self, found: Difference | None) -> None:
         if found is not None:
-            self.first, self.meter = found, DivergenceMeter(self._compared)
+            self.first, self.meter = found, DivergenceMeter(self._compared, self._until_end)
 
 
 class LaneReplay:
@@ -214,7 +242,8 @@ class LaneReplay:
     there a second time, because the first match may be by chance.
 
     Args:
-        trust: allow reset options that may name a file or a module.
+        trust: allow reset options that may name a file or a module, and states that are not checked.
+        start: see Making.
         on_step: called after each step; an error that it raises ends the replay.
 
     Attributes:
@@ -229,7 +258,9 @@ class LaneReplay:
         comparison: Comparison,
         trust: bool = False,
         on_step: Callable[[], None] = lambda: None,
+        start: str = REPLAY,
     ):
+        self._start = start
         self._trace, self._lane, self._make, self._comparison = trace, lane, make, comparison
         self._on_step, self._trust = on_step, trust
         self.seen: Layout | None = None
@@ -273,6 +304,22 @@ class LaneReplay:
             self._simulation = in_turn
         return self._depends and found is not None and found.verdict == DIFFERS
 
+    def one_step(self, position: int) -> Verdict:
+        """Play an episode; set the environment to each recorded state, and compare the step from there.
+
+        Without states that can be set here, it is "unverifiable". Raises EnvironmentUnavailable.
+        """
+        episode = self._episode(position)
+        simulation = self._simulation or self._fresh()
+        try:
+            self._in_states(position, simulation)
+        except EnvironmentUnavailable as error:
+            return verdict_on(episode, UNVERIFIABLE, reason=str(error))
+        simulation.is_compared = simulation.states.__contains__
+        verdict = self._attempt(simulation, -1, episode, measured=True)
+        errors = tuple(one._replace(growth=None) for one in verdict.divergences)
+        return replace(verdict, divergences=errors, from_states=len(simulation.states))
+
     def film(
         self,
         position: int,
@@ -282,25 +329,48 @@ class LaneReplay:
     ) -> Verdict:
         """Replay an episode like play(), and then once more, with a call of watch after the reset and after each step.
 
+        If the start is "states", or "auto" and the replay does not match, the environment is set to all recorded
+        states while it is watched. Verdict.from_states is then their number, the verdict that on the steps between
+        them, and its reason says how the replay differs.
+
         make: makes the environment to watch; None: as for play(). on_verdict: called with the verdict before watching.
-        Raises RenderingError if the watched environment raises an error that the first one did not.
+        Raises RenderingError if the watched environment raises an error that the first one did not;
+        EnvironmentUnavailable if the start is "states" and it has none, or they cannot be set here.
         """
-        verdict = self.play(position)
-        on_verdict(verdict)
+        episode = self._episode(position)
+        verdict = verdict_on(episode, UNVERIFIABLE, reason="") if self._start == STATES else self.play(position)
         origin, simulation = position, self._simulation
         if simulation is not None and simulation.finished == position:
             origin = simulation.origin
         usual_make, self._make = self._make, make or self._make
+        in_states: _Simulation | None = None
         try:
-            if not self._episode(position).first_step:
-                watched = self._play_from(origin, position, watch)
-                watched = watched or self._attempt(self._fresh(), position, self._episode(position), watch)
-                difference = watched.difference
-                if difference is not None and difference.column == "error" and difference != verdict.difference:
-                    raise RenderingError(f"cannot render the environment: {difference}")
+            if self._start == STATES or (self._start == AUTO and not verdict.matches and states_in(episode)):
+                try:
+                    in_states = self._in_states(position)
+                    verdict = replace(verdict, from_states=len(in_states.states))
+                except EnvironmentUnavailable as error:
+                    if self._start == STATES:
+                        raise
+                    verdict = replace(verdict, reason=f"{verdict.reason}; " * bool(verdict.reason) + str(error))
+            on_verdict(verdict)
+            if in_states is not None:
+                states = in_states.states
+                in_states.is_compared = lambda step: step + 1 not in states
+                watched = self._attempt(in_states, -1, episode, watch)
+                problem = "" if self._start == STATES else problem_of(verdict)
+                verdict = replace(watched, reason=problem or watched.reason, from_states=len(states))
+            elif not episode.first_step:
+                attempt = self._play_from(origin, position, watch)
+                watched = attempt or self._attempt(self._fresh(), position, episode, watch)
+            else:
+                return verdict
+            difference = watched.difference
+            if difference is not None and difference.column == "error" and difference != verdict.difference:
+                raise RenderingError(f"cannot render the environment: {difference}")
         finally:
             self._make = usual_make
-            if make is not None:
+            if make is not None or in_states is not None:
                 self.close()
         return verdict
 
@@ -311,29 +381,73 @@ class LaneReplay:
         cannot be restored here, or a result after it differs.
         """
         episode = self._episode(position)
-        recorded: Any = [] if episode.first_step else episode.states.get(ENVIRONMENT, [])
-        if not len(recorded):
-            return None
-        simulation = self._fresh()
-        kind = states_of(simulation.env)
-        if kind is None or not (self._trust or is_checked(kind)) or not can_restore(simulation.env):
-            return None
-        last = min(step - least_compared(kind), len(recorded) - 1)
-        begin = next((i for i in range(last, 0, -1) if recorded[i] is not None), 0)
-        if not begin:
+        try:
+            simulation = self._in_states(position)
+        except EnvironmentUnavailable:
             return None
         try:
-            simulation.env.reset(seed=episode.seed, options=self.options(episode))
-            restore_state(simulation.env, kind, recorded[begin], begin)
-        except Exception as error:  # user code
-            _log.warning("episode %d: state before step %d not used: %s", episode.index, begin, error)
-            return None
-        simulation.begin = begin
-        verdict = self._attempt(simulation, -1, episode[:step])
-        if not verdict.matches:
-            return None
+            last = step - least_compared(simulation.kind)
+            if can_restore(simulation.env) and (begin := self._set(simulation, episode, last)):
+                verdict = self._attempt(simulation, -1, episode[:step])
+                if verdict.matches:
+                    self._simulation = None
+                    return replace(verdict, from_states=1), simulation.env, begin
+        except EnvironmentUnavailable as error:
+            _log.warning("episode %d: its states are not used: %s", episode.index, error)
+        self.close()
+        return None
+
+    def env_in_state(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any], int]:
+        """Set an environment to the last recorded state before a step, and play the episode from there to the step.
+
+        Returns the verdict on the steps between, the environment, now the caller's, and the step of the state. At a
+        state nothing is compared, and the verdict is "unverifiable". Without a state before the step, the episode is
+        played from its reset. Raises EnvironmentUnavailable.
+        """
+        episode = self._episode(position)
+        simulation = self._in_states(position)
+        begin = self._set(simulation, episode, step)
+        if begin == step:
+            verdict = verdict_on(episode, UNVERIFIABLE, reason="set to its recorded state, and nothing compared")
+        else:
+            verdict = self._attempt(simulation, -1, episode[:step])
         self._simulation = None
-        return verdict, simulation.env, begin
+        return replace(verdict, from_states=int(begin is not None)), simulation.env, begin or 0
+
+    def _in_states(self, position: int, simulation: _Simulation | None = None) -> _Simulation:
+        """Return an environment that is set to the recorded states of an episode as it gets there.
+
+        simulation: an environment of this class that may be used; None: make a fresh one. Raises
+        EnvironmentUnavailable.
+        """
+        episode = self._episode(position)
+        states = states_in(episode)
+        if not states:
+            raise EnvironmentUnavailable(STEPS_LOST if episode.first_step else _NO_STATES)
+        simulation = simulation or self._fresh()
+        name, kind = type(simulation.env.unwrapped).__name__, states_of(simulation.env)
+        if kind is None:
+            raise EnvironmentUnavailable(f"{name} here offers no state to set: it lacks get_state() and set_state()")
+        if not (self._trust or is_checked(kind)):
+            raise EnvironmentUnavailable(f"{name} does not check states, so they may do harm; if you trust this trace, "
+                                         "pass --trust (trust=True in Python)")  # fmt: skip
+        simulation.kind, simulation.states = kind, states
+        return simulation
+
+    def _set(self, simulation: _Simulation, episode: Episode, last: int) -> int | None:
+        """Reset an environment, set it to the last recorded state up to a step, and return the step of the state.
+
+        Returns None without such a state. Raises EnvironmentUnavailable.
+        """
+        begin = max((step for step in simulation.states if step <= last), default=None)
+        if begin is not None:
+            try:
+                simulation.env.reset(seed=episode.seed, options=self.options(episode))
+            except Exception as error:  # user code may raise anything
+                raise EnvironmentUnavailable(f"its reset raised {error_text(error)}") from error
+            simulation.arrive(begin)
+        simulation.begin, simulation.states = begin, {}
+        return begin
 
     def env_before(self, position: int, step: int) -> tuple[Verdict, gymnasium.Env[Any, Any] | None]:
         """Play an episode to just before a step; return the verdict, and the environment, now the caller's.
@@ -575,7 +689,7 @@ class LaneReplay:
             simulation.origin = position
         simulation.finished = None
         results = self._compared(episode)
-        measuring = _Measured(results)
+        measuring = _Measured(results, until_end=not simulation.states)
         try:
             difference = self._simulate(simulation, episode, measuring if measured else results, watch)
         except EnvironmentUnavailable as error:
@@ -614,7 +728,7 @@ class LaneReplay:
         env = simulation.env
         result: Any
         first, result = None, (None,)
-        if not simulation.begin:
+        if simulation.begin is None:
             start = simulation.generator if episode.rng_state is None else episode.rng_state
             if episode.seed is None and start is not None:
                 restore_generator(env.unwrapped, start)
@@ -623,13 +737,16 @@ class LaneReplay:
                 result = env.reset(seed=episode.seed, options=options)
             except Exception as error:  # user code may raise anything
                 return _raised(None, error)
-            first = results.reset(*result)
+            if simulation.is_compared(-1):
+                first = results.reset(*result)
+            simulation.arrive(0)
+        begin = simulation.begin or 0
         if watch is not None:
-            watch(env, simulation.begin)
+            watch(env, begin)
         actions = episode.actions
         are_stored = not _has_unstored(actions)
         generators = episode.states.get(GENERATOR)
-        for step in range(simulation.begin, len(episode)):
+        for step in range(begin, len(episode)):
             if first is not None and watch is None:
                 break
             action = row_of(actions, step)
@@ -642,7 +759,9 @@ class LaneReplay:
             except Exception as error:  # user code may raise anything
                 return first or _raised(step, error)
             self._on_step()
-            first = first or results.step(step, *result)
+            difference = results.step(step, *result) if simulation.is_compared(step) else None
+            first = first or difference
+            simulation.arrive(step + 1)
             if watch is not None and watch(env, step + 1):
                 break
         simulation.observation = result[0]
@@ -661,6 +780,12 @@ def _has_unstored(value: Any) -> bool:
     return isinstance(value, (EnumMember, Unstored)) or (
         isinstance(value, (list, tuple)) and any(map(_has_unstored, value))
     )
+
+
+def states_in(episode: Episode) -> dict[int, Any]:
+    """Return the recorded states of an episode, by the step before which they were; {} if it lacks its first steps."""
+    recorded: Any = () if episode.first_step else episode.states.get(ENVIRONMENT, ())
+    return {step: state for step, state in enumerate(recorded) if state is not None}
 
 
 def is_restorable(episode: Episode) -> bool:

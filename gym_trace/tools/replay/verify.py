@@ -52,6 +52,7 @@ def verify_trace(
     imports: Sequence[str] = (),
     on_damage: str = "raise",
     through_the_crash: bool = False,
+    one_step: bool = False,
 ) -> Iterator[Verdict]:
     """Replay recorded episodes in their environment and compare all results.
 
@@ -77,6 +78,9 @@ def verify_trace(
         on_damage: "raise" CorruptTrace at damage, or "skip" damaged episodes: their verdict is "damaged".
         through_the_crash: if a matching episode has a pending_action, also execute this action, in a copy of the
             process; Verdict.crash describes the result.
+        one_step: set the environment to each recorded state (see TraceRecordingWrapper, states=), and compare the step
+            from there, so that errors do not add up. Verdict.divergences are these errors, Verdict.from_states the
+            number of compared steps. An episode without states is "unverifiable".
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
@@ -113,6 +117,7 @@ def verify_trace(
         skips_unavailable=len(environments) > 1,
         skips_damaged=on_damage == "skip",
         through_the_crash=through_the_crash,
+        one_step=one_step,
     )
     arguments = trace, lanes, tasks, work, order
     verdicts = _in_this_process(*arguments) if workers == 1 else _in_workers(*arguments, workers, imports)
@@ -239,6 +244,7 @@ def _verdicts(
     skips_unavailable: bool,
     skips_damaged: bool,
     through_the_crash: bool,
+    one_step: bool,
 ) -> Generator[Verdict, None, None]:
     """Yield verdicts on the episodes at some positions of a lane.
 
@@ -252,7 +258,8 @@ def _verdicts(
         for position in positions:
             episode = trace[lane.indices[position]]
             try:
-                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
+                play = replay.one_step if one_step else replay.play
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else play(position)
                 verdict = _with_edits(verdict, lane)
                 if through_the_crash and verdict.matches:
                     verdict = replace(verdict, crash=replay.go_through_the_crash(position))

@@ -89,7 +89,9 @@ def render(
 ) -> Iterator[Rendered]:
     """Render a video of each episode, and yield each when it is finished. Memory does not grow with episode length.
 
-    If a replay differs from the recording, its video is rendered anyway, with a warning.
+    If a replay differs from the recording, its video is rendered anyway, with a warning. From states, the frame of a
+    step without one shows the environment stepped from the last state; if that differs from the recording, a warning
+    says so.
 
     Args:
         trace: a trace, a view, or a directory.
@@ -101,7 +103,9 @@ def render(
         overlay: show step, action, reward and return below each frame.
         fps: frames per second; None: the environment's rate, or 30.
         on_frame: called after each frame.
-        making: env_kwargs, trust, make_env, atol, rtol, tolerances and ignore of env_at().
+        making: env_kwargs, trust, make_env, atol, rtol, tolerances, ignore and start of env_at(). Episodes whose replay
+            differs from the recording are rendered from their recorded states, if they have any; start="replay" renders
+            the replay.
 
     Raises:
         EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.

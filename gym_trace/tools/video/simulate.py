@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption, warn
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.tools.replay.making import Making, made_env, replays
-from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict
+from gym_trace.tools.replay.resimulate import DIFFERS, MakeEnv, Verdict, problem_of
 
 DEFAULT_FPS = 30.0  # for environments without render_fps
 
@@ -24,15 +24,19 @@ def fps_of(env: gymnasium.Env[Any, Any]) -> float:
     return float(fps) if isinstance(fps, (int, float, np.number)) and fps > 0 else DEFAULT_FPS
 
 
+def note_on(verdict: Verdict) -> str:
+    """Return how the frames of a replay differ from what was recorded; "" if they do not."""
+    if not verdict.from_states:
+        return "" if verdict.matches else problem_of(verdict)
+    between = f"steps without a recorded state differ, {verdict.difference}" if verdict.verdict == DIFFERS else ""
+    return "; ".join(filter(None, (verdict.reason, between)))
+
+
 def warn_of(verdict: Verdict, where: str) -> None:
-    """Warn if a replay differs from the recording. where: the video or window that shows the replay."""
-    if verdict.matches:
-        return
-    if verdict.verdict == DIFFERS:
-        problem = f"the replay differs from the recording, {verdict.difference}"
-    else:
-        problem = f"the replay may differ from the recording: {verdict.reason}"
-    warn(f"episode {verdict.index}: {problem}; {where} shows the replay")
+    """Warn if a replay differs from the recording. where: the video or window that shows it."""
+    if note := note_on(verdict):
+        shown = "recorded states" if verdict.from_states else "replay"
+        warn(f"episode {verdict.index}: {note}; {where} shows the {shown}")
 
 
 # -- in a window ------------------------------------------------------------------------------------------------------

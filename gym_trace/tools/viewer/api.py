@@ -24,6 +24,7 @@ def serve(
     rtol: float = 0.0,
     tolerances: Mapping[str, float] | None = None,
     ignore: Collection[str] = (),
+    start: str = "auto",
     imports: Sequence[str] = (),
     on_start: Callable[[str], None] | None = None,
 ) -> None:
@@ -39,6 +40,7 @@ def serve(
         trust, env_kwargs, make_env: how to make environments for rendering episodes, as for gym_trace.render(). Without
             trust, the page shows what a trace would import, call or open, and asks for consent.
         atol, rtol, tolerances, ignore: how renderings are compared with the recording, as for verify_trace().
+        start: "auto", "replay" or "states", see gym_trace.replay.Making.
         imports: modules to import before rendering, such as modules that register environments.
         on_start: called with the address, which holds a secret token, before the first request is answered.
 
@@ -54,7 +56,7 @@ def serve(
     if not traces:
         raise InvalidOption("traces: none; pass at least one")
     pages = pages_of(page.static_files())
-    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore)
+    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore, start=start)
     _ = making.comparison  # raises now, not in the process that renders
     renderings = Renderings(Recipe(making, tuple(imports)))
     try:

@@ -20,7 +20,7 @@ from gym_trace.recording.processes.fleet import Job, Lost
 from gym_trace.recording.processes.local import LocalProcesses
 from gym_trace.tools.replay.making import Making, replays
 from gym_trace.tools.video.frames import rendered_frame
-from gym_trace.tools.video.simulate import fps_of
+from gym_trace.tools.video.simulate import fps_of, note_on
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import MOST_FRAMES, RENDERED, ViewedEpisode
 
@@ -243,7 +243,7 @@ def _rendered(connection: Any, trace: Trace, index: int, recipe: Recipe) -> None
             report.picture(rendered_frame(env), fps_of(env))
 
         verdict = played.replay.film(played.position, watch)
-        note = "" if verdict.matches else verdict.reason or f"differs {verdict.difference}"
+        note = f"{note_on(verdict)}; shown: the recorded states" if verdict.from_states else note_on(verdict)
         report.end(note if report.pictures else "", failed=not report.pictures and note)
 
 

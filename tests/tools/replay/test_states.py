@@ -64,7 +64,7 @@ def test_the_environment_starts_from_the_last_state_before_the_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trace = recorded(make_walk(), tmp_path / "trace", 20)
-    assert [i for i, state in enumerate(trace[0].states["environment"]) if state is not None] == [20, 40]
+    assert [i for i, state in enumerate(trace[0].states["environment"]) if state is not None] == [0, 20, 40]
     assert all(scanned.states["environment"][40] == trace[scanned.index].states["environment"][40] for scanned in trace)
     assert [verdict.verdict for verdict in verify_trace(trace, make_env=make_walk)] == ["identical"] * 2
     for step in (1, 20, 29, 30, 49, 50, 60):
@@ -145,7 +145,7 @@ def test_a_malformed_state_is_refused_and_the_episode_replayed(
             return
         trace = recorded(make_walk(), tmp_path / "trace", 20)
     goes_on_as_recorded(trace, 0, 50, make_env=make_walk, trust=True)
-    assert "state before step 40 not used" in caplog.text
+    assert "its states are not used: a recorded state cannot be set" in caplog.text
 
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Humanoid-v5"])
@@ -196,7 +196,7 @@ def test_a_state_that_cannot_be_taken_is_taken_before_a_later_step(tmp_path: Pat
     for episode in trace:
         odd = [step for step in range(1, 60) if int(episode.observations[step, 0]) % 2]
         kept = [step for step, state in enumerate(episode.states["environment"]) if state is not None]
-        assert kept == [min(step for step in odd if step >= due) for due in (20, 40)]
+        assert kept == [min(step for step in odd if step >= due) for due in (0, 20, 40)]
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.25, 0.6] if LONG else [0.25])
@@ -312,7 +312,7 @@ def test_lanes_of_a_dead_writer_have_their_states(tmp_path: Path) -> None:
     trace = open_trace(tmp_path / "trace")
     for index in range(2):
         kept = [step for step, state in enumerate(trace[index].states["environment"]) if state is not None]
-        assert kept == [10, 20, 30, 40]
+        assert kept == [0, 10, 20, 30, 40]
         goes_on_as_recorded(trace, index, 42, make_env=make_walk, trust=True)
 
 
@@ -341,7 +341,11 @@ def test_record_keeps_states_on_the_command_line(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     path, options = tmp_path / "trace", ["--episodes", "1", "--seed", "0", "--states", "400"]
     ok("record", "HalfCheetah-v5", "-o", path, *options)
-    assert [i for i, state in enumerate(open_trace(path)[0].states["environment"]) if state is not None] == [400, 800]
+    assert [i for i, state in enumerate(open_trace(path)[0].states["environment"]) if state is not None] == [
+        0,
+        400,
+        800,
+    ]
     refused = run("record", "CartPole-v1", "-o", tmp_path / "other", *options)
     assert refused.exit_code == 2
     assert "states=400: CartPoleEnv offers no state; omit it" in refused.stderr
