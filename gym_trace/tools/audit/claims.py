@@ -293,15 +293,20 @@ class Audit:
                 return self._claim("seeded", NO, f"reset(seed={same}) starts differently in two new environments")
         self._demand_steady()
         others = [episode_seed(seed, number) for number in range(1, _SEEDS + 1)]
-        differing = 0
-        for other in others:
-            found = self._reference.compared(arranged.Reseeded(self._make, self._world, [other]), [position])
-            differing += found.difference is not None
-            if found.difference is not None and found.difference.step is not None:
-                return self._claim("seeded", YES, "every start is the same; what follows depends on the seed", found)
+        found = [
+            self._reference.compared(arranged.Reseeded(self._make, self._world, [one]), [position]) for one in others
+        ]
+        differing = [one for one in found if one.difference is not None]
+        at_reset = sum(one.difference is not None and one.difference.step is None for one in found)
         if not differing:
             return self._constant(position, seed, others)
-        return self._starts_follow_seeds(seed, others, differing)
+        if at_reset:
+            return self._starts_follow_seeds(seed, others, at_reset)
+        starts = self._starts([seed, *others])
+        if not all(_same(starts[0], start) for start in starts[1:]):
+            text = f"{len(starts)} seeds start alike in new environments, but resets in a row differ"
+            return self._claim("seeded", NO, f"{text}: the seed does not decide the start")
+        return self._claim("seeded", YES, "every start is the same; what follows depends on the seed", differing[0])
 
     def _constant(self, position: int, seed: int, others: list[int]) -> Claim:
         """Return the claim where other seeds have the same results."""

@@ -75,6 +75,12 @@ class FromPool(Walk):
         return float((self.resets * 0.37) % 1)
 
 
+class NoisyPool(FromPool):
+    """Its seed decides the steps, but not the start (lerobot#4315)."""
+
+    noise = 0.1
+
+
 class CountsResets(Walk):
     """Adds something to its start with each reset, on top of what the seed decides (lerobot#2899)."""
 

@@ -30,6 +30,7 @@ EXPECTED: dict[str, tuple[dict[str, str], list[str]]] = {
     "Endless": ({}, []),
     "FromPool": ({"seeded": "seeds are ignored", "stateless-reset": "alone, in a new environment; first seen in "
                   "episode 1 at the reset, observations[0]"}, ["state"]),
+    "NoisyPool": ({"seeded": "the seed does not decide the start", "stateless-reset": "at the reset"}, ["state"]),
     "CountsResets": ({"stateless-reset": "alone, in a new environment"}, ["state"]),
     "GlobalNumPy": ({"deterministic": "see own-randomness", "own-randomness": "episode 0 at step 0"},
                     ["lanes", "state"]),
