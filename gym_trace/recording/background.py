@@ -7,7 +7,7 @@ import mmap
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -131,12 +131,13 @@ class SlabWriter:
             if self._thread is not None and self._thread.is_serving:  # a signal handler has started it
                 return self._thread
             thread = _Server(self._name, self._serve, self._wake)
+            before, self._thread = self._thread, thread  # first: the thread may need it before start() returns
             try:
                 mmap.mmap(-1, _HEADROOM).close()
                 thread.start()
             except (RuntimeError, OSError, MemoryError):
+                self._thread = before
                 return None
-            self._thread = thread
         return thread
 
     def _rest(self, thread: _Server) -> None:
@@ -156,9 +157,7 @@ class SlabWriter:
                 return
             try:
                 while not self._jobs.empty():
-                    job = self._jobs.get()
-                    if job is not None:
-                        job()
+                    self._do(iter(lambda: None if self._jobs.empty() else self._jobs.get(), None))
             finally:
                 self._working.release()
 
@@ -179,10 +178,16 @@ class SlabWriter:
 
     def _serve(self) -> None:
         with self._working:
-            while (job := self._jobs.get()) is not None:
+            self._do(iter(self._jobs.get, None))
+
+    def _do(self, jobs: Iterator[Callable[[], None]]) -> None:
+        try:
+            for job in jobs:
                 job()
                 del job  # and the arrays that it holds
                 self._wake()
+        except BaseException as error:  # any error, also a SystemExit: reported in the caller's thread
+            self.fail(error if isinstance(error, Exception) else RuntimeError(f"{error!r} in the writing thread"))
 
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # not acquired since the last job
@@ -190,12 +195,8 @@ class SlabWriter:
 
     def _write(self, sequence: int, segments: Callable[[], list[Segment]], pending: list[Any]) -> None:
         if self.failure is None and sequence > self.written:
-            try:
-                self._chunks.write_slab(sequence, segments(), pending)
-            except Exception as error:  # any error: reported in the caller's thread
-                self.fail(error)
-            else:
-                self.written = sequence
+            self._chunks.write_slab(sequence, segments(), pending)
+            self.written = sequence
 
     def _finish(self, summary: Callable[[], dict[str, Any]]) -> None:
         writer = self._chunks.writer
@@ -203,6 +204,5 @@ class SlabWriter:
             try:
                 waited = {"waited": round(self.waited, 3)} if self.waited >= _LEAST_WAITED else {}
                 writer.close({**summary(), **waited})
-            except Exception as error:  # any error, as in _write()
-                self.fail(error)
-            self.is_finished = True
+            finally:
+                self.is_finished = True

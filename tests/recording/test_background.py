@@ -1,6 +1,7 @@
 """The thread that writes slabs: how long it lives, what it holds, and what happens without it."""
 
 import contextlib
+import ctypes
 import gc
 import signal
 import threading
@@ -169,6 +170,26 @@ def test_a_recorder_that_its_own_thread_closes_writes_the_slabs_that_wait() -> N
     assert not chunks.threads[0].is_alive()
 
 
+def test_a_thread_may_close_its_recorder_before_its_start_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, chunks = started()
+    closed, start = threading.Event(), threading.Thread.start
+
+    def slow(thread: threading.Thread) -> None:
+        start(thread)
+        closed.wait(60)
+
+    def closes() -> list[Any]:
+        out.close(dict)
+        closed.set()
+        return []
+
+    monkeypatch.setattr(threading.Thread, "start", slow)
+    out.submit(1, closes)
+    assert closed.is_set()
+    out.wait()
+    assert chunks.written == [1]
+
+
 def test_slabs_are_written_in_order_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -184,16 +205,32 @@ def test_slabs_are_written_in_order_where_no_thread_starts(monkeypatch: pytest.M
     out.close(dict)
 
 
-def test_a_failure_is_kept_and_wakes_who_waits() -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(28), GeneratorExit(28)])
+def test_a_failure_is_kept_and_wakes_who_waits(error: BaseException) -> None:
     out, chunks = started()
 
     def fails() -> list[Any]:
-        raise OSError(28, "No space left on device")
+        raise error
 
     out.submit(1, fails)
     out.submit(2, nothing)
     out.wait()
-    assert isinstance(out.failure, OSError)
+    assert "28" in str(out.failure)
     assert chunks.written == []
     assert not out.is_complete
     out.close(dict)
+
+
+def test_a_thread_that_another_one_stops_skips_no_slab() -> None:
+    out, chunks = started()
+    out.submit(1, nothing)
+    out.wait()
+    number = ctypes.c_ulong(chunks.threads[0].ident)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(SystemExit)) == 1
+    out.submit(2, nothing)
+    out.wait()
+    out.submit(3, nothing)
+    out.wait()
+    out.close(dict)
+    assert isinstance(out.failure, RuntimeError)
+    assert chunks.written == [1]
