@@ -6,18 +6,16 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.data.deltas import DeltaRows
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk
 from gym_trace.format.batch_writer import BatchWriter, copy_batch
-from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Workspace
+from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, EncodedColumn, LargeRows, Workspace
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
 from gym_trace.format.encoding_threads import EncodingThreads, Job
@@ -32,7 +30,6 @@ BATCH_SECONDS = 600.0
 BATCH_FRAGMENTS = 200_000  # bounds the index, which stays in memory until the batch is sealed
 
 
-EncodedColumn = tuple[ColumnDescriptor, Sequence[Buffer]]  # with its bytes in pieces
 RowsOrEncoded = Array | list[bytes] | tuple[ColumnDescriptor, Buffer]
 _Encode = Callable[[Workspace], EncodedColumn]
 
@@ -74,7 +71,6 @@ class BatchFiles:
         self._encoding: deque[_EncodingChunk] = deque()  # chunks of a slab that are not appended yet
         self._fsync = fsync
         self._encoders: dict[ColumnPath, ColumnEncoder] = {}
-        self._fed: dict[ColumnPath, None] = {}
         self._batch: BatchWriter | None = None
         self._opened_at = 0.0
         self._batches = 0
@@ -110,14 +106,14 @@ class BatchFiles:
     def write(
         self,
         fragments: Array,
-        columns: Mapping[ColumnPath, RowsOrEncoded],
+        columns: Mapping[ColumnPath, RowsOrEncoded | LargeRows],
         slab: tuple[int, bool] | None = None,
         pending: Sequence[Any] = (),
     ) -> None:
-        """Append one chunk, including the columns that were fed.
+        """Append one chunk.
 
         Args:
-            columns: typed arrays of rows, lists of MessagePack values, or encoded columns.
+            columns: rows, see ColumnEncoder.prepared(), or encoded columns.
             slab: sequence number of the slab that the chunk comes from, and True if more of its chunks follow.
             pending: actions without a result so far (docs/FORMAT.md, section 4); final if this is the last chunk.
 
@@ -129,10 +125,7 @@ class BatchFiles:
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
             self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
-        fed = [self._encoders[path].finish() for path in self._fed]
-        self._fed.clear()
-        small = [self._prepared(path, rows) for path, rows in columns.items()]
-        self._write(fragments, [*(partial(_as_it_is, column) for column in fed), *small], slab, pending)
+        self._write(fragments, [self._prepared(path, rows) for path, rows in columns.items()], slab, pending)
 
     def _write(
         self,
@@ -191,14 +184,6 @@ class BatchFiles:
     def _count(self, fragments: Array | Fragments) -> None:
         self._batch_steps += int(fragments["steps"].sum())
         self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
-
-    def feed(self, path: ColumnPath, rows: Array | DeltaRows, as_before: bool = False) -> None:
-        """Add large rows to a column of the next chunk. All have one dtype and shape; do not modify them later.
-
-        as_before: the rows resemble the last chunk, such as those of another lane: do not try encodings again.
-        """
-        self._fed[path] = None
-        self._encoder(path).feed(rows, as_before)
 
     def batch(self) -> BatchWriter:
         if self._batch is None:
@@ -281,24 +266,11 @@ class BatchFiles:
             with contextlib.suppress(OSError):
                 batch.detach()
 
-    def _prepared(self, path: ColumnPath, rows: RowsOrEncoded) -> _Encode:
+    def _prepared(self, path: ColumnPath, rows: RowsOrEncoded | LargeRows) -> _Encode:
         """Return the function that encodes a column, in any thread."""
         if isinstance(rows, tuple):
-            return partial(_as_it_is, (rows[0], [rows[1]]))
-        return partial(_in_one_piece, self._encoder(path).prepared(rows))
-
-    def _encoder(self, path: ColumnPath) -> ColumnEncoder:
+            column, blob = rows
+            return lambda workspace: (column, [blob])
         if path not in self._encoders:
             self._encoders[path] = ColumnEncoder(path, self._threads.workspace)
-        return self._encoders[path]
-
-
-def _as_it_is(column: EncodedColumn, workspace: Workspace) -> EncodedColumn:
-    return column
-
-
-def _in_one_piece(
-    encode: Callable[[Workspace], tuple[ColumnDescriptor, Buffer]], workspace: Workspace
-) -> EncodedColumn:
-    column, blob = encode(workspace)
-    return column, [blob]
+        return self._encoders[path].prepared(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -92,6 +93,9 @@ class ColumnDescriptor(NamedTuple):
         if self.dtype != MSGPACK:
             return self.rows * self.row_size
         return self.rows * self.raw if self.encoding & CONSTANT else self.raw
+
+
+EncodedColumn = tuple[ColumnDescriptor, Sequence[Buffer]]  # with its bytes in pieces
 
 
 def is_path(path: tuple[Any, ...]) -> bool:
@@ -268,6 +272,17 @@ def _is_large(row_size: int) -> bool:
     return row_size >= wire.LARGE_ROW
 
 
+@dataclass(frozen=True)
+class LargeRows:
+    """Large rows of one dtype and shape, in parts that are encoded one after the other and never joined.
+
+    as_before: the column has another chunk of the same slab, which may not be encoded yet: use its encoding.
+    """
+
+    parts: list[Array | DeltaRows]
+    as_before: bool = False
+
+
 class Workspace:
     """Compressors shared by column encoders that run in turn, in one thread."""
 
@@ -280,6 +295,16 @@ class Workspace:
             parameters = zstandard.ZstdCompressionParameters(**_RARE_MATCHES)
             quick, rare = zstandard.ZstdCompressor(_QUICK), zstandard.ZstdCompressor(compression_params=parameters)
             self.for_small_rows += [quick.compress, rare.compress]
+        self._for_large_rows: dict[bool, zstandard.ZstdCompressor] = {}
+
+    def for_large_rows(self, little: bool) -> zstandard.ZstdCompressor:
+        """Return the compressor of a stream; end a stream before the next one. little: few bytes change per row."""
+        if little not in self._for_large_rows:
+            level = min(22, self.level + _HARDER * little) or 1  # zstd takes 0 as 3
+            size = _LITTLE_CHUNK if little else 0  # 0: unknown
+            parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
+            self._for_large_rows[little] = zstandard.ZstdCompressor(compression_params=parameters)
+        return self._for_large_rows[little]
 
 
 class _Choice:
@@ -300,83 +325,66 @@ class ColumnEncoder:
         self._path = path
         self._workspace = workspace
         self._choices = (_Choice(), _Choice())  # for small rows, for large rows
-        # Key: True if the level is raised by _HARDER. Not shared, because several columns are open at a time.
-        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
-        self._stream: _ColumnStream | None = None
-        self._changes_little = False  # True if few bytes change per row in the current or the last stream
+        self._changes_little = False  # True if few bytes change per row, as the last chunks and a sample say
+        self._last: list[bool] = []  # the same of the last chunk with large rows, once it is encoded
 
-    def feed(self, rows: Array | DeltaRows, as_before: bool = False) -> None:
-        """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish().
+    def encode(self, rows: Array | list[bytes] | LargeRows) -> tuple[ColumnDescriptor, bytes]:
+        """Encode a column; see prepared()."""
+        column, pieces = self.prepared(rows)(self._workspace)
+        return column, b"".join(pieces)
 
-        as_before: the rows resemble the last chunk: use its encoding.
-        """
-        if self._stream is None:
-            shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
-            row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
-            encoding, compressed = self._choice(rows, row_size, as_before)
-            compressor = self._stream_compressor(encoding) if compressed else None
-            self._stream = _ColumnStream(compressor, rows.dtype, shape, encoding)
-        if isinstance(rows, DeltaRows):
-            self._stream.feed_deltas(rows)
-        else:
-            self._stream.feed(transforms.as_bytes(rows))
-
-    def finish(self) -> tuple[ColumnDescriptor, list[Buffer]]:
-        """Return the column of all rows fed since the last call, with its bytes in pieces."""
-        stream, self._stream = self._stream, None
-        assert stream is not None
-        pieces = stream.finish()
-        if self._changes_little and not stream.changes_little:  # the rows are different now: try encodings again
-            self._choices[True].until_trial = 0
-        self._changes_little = stream.changes_little
-        column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.bits, stream.raw, pieces)
-        return column, pieces
-
-    def _stream_compressor(self, encoding: Encoding) -> zstandard.ZstdCompressor:
-        little = encoding is CHANGES and self._changes_little
-        if little not in self._compressors:
-            level = min(22, self._workspace.level + _HARDER * little) or 1  # zstd takes 0 as 3
-            size = _LITTLE_CHUNK if little else 0  # 0: unknown
-            parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
-            self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
-        return self._compressors[little]
-
-    def encode(self, rows: Array) -> tuple[ColumnDescriptor, bytes]:
-        """Encode a column. rows: C-contiguous, (rows, *row shape), of a plain little-endian or void dtype."""
-        return self.prepared(rows)(self._workspace)
-
-    def encode_values(self, packed: list[bytes]) -> tuple[ColumnDescriptor, bytes]:
-        """Encode a msgpack column. packed: one MessagePack value per row."""
-        return self.prepared(packed)(self._workspace)
-
-    def prepared(self, rows: Array | list[bytes]) -> Callable[[Workspace], tuple[ColumnDescriptor, bytes]]:
+    def prepared(self, rows: Array | list[bytes] | LargeRows) -> Callable[[Workspace], EncodedColumn]:
         """Choose how to encode a column; return the function that does it, in any thread, with its Workspace.
 
-        rows: see encode() and encode_values(). Do not modify them until they are encoded.
+        rows: a C-contiguous array (rows, *row shape) of a plain little-endian or void dtype, one MessagePack value per
+            row, or large rows. Do not modify them until they are encoded. Unless large rows are as_before, those of the
+            last chunk must be encoded.
         """
         if isinstance(rows, list):
             return partial(self._encode_values, rows)
-        if is_large(rows):
-            self.feed(rows)
-            column, pieces = self.finish()
-            return lambda workspace: (column, b"".join(pieces))
+        if isinstance(rows, LargeRows) or is_large(rows):
+            return self._prepared_large(rows if isinstance(rows, LargeRows) else LargeRows([rows]))
         flat = transforms.as_bytes(rows)
         if len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat):
             return partial(self._encode, rows, flat[:1], PLAIN, 0)
         encoding, _ = self._choice(rows, flat.shape[1])
         return partial(self._encode, rows, flat, encoding, self._choices[False].compressor)
 
+    def _prepared_large(self, rows: LargeRows) -> Callable[[Workspace], EncodedColumn]:
+        if not rows.as_before and self._last:
+            (changed_little,) = self._last
+            if self._changes_little and not changed_little:  # the rows are different now: try encodings again
+                self._choices[True].until_trial = 0
+            self._changes_little = changed_little
+        first = rows.parts[0]
+        shape = first.shape if isinstance(first, DeltaRows) else first.shape[1:]
+        row_size = first.row_size if isinstance(first, DeltaRows) else first.nbytes // len(first)
+        encoding, compressed = self._choice(first, row_size, rows.as_before)
+        little = encoding is CHANGES and self._changes_little
+        self._last = result = list[bool]()
+
+        def encode(workspace: Workspace) -> EncodedColumn:
+            compressor = workspace.for_large_rows(little) if compressed else None
+            stream = _ColumnStream(compressor, first.dtype, shape, encoding)
+            for part in rows.parts:
+                stream.feed(part)
+            pieces = stream.finish()
+            result.append(stream.changes_little)
+            return self._column(first.dtype.str, shape, stream.rows, stream.bits, stream.raw, pieces), pieces
+
+        return encode
+
     def _encode(
         self, rows: Array, flat: Array, encoding: Encoding, compressor: int, workspace: Workspace
-    ) -> tuple[ColumnDescriptor, bytes]:
+    ) -> EncodedColumn:
         """Encode small rows. flat: their bytes, or those of the first row if all are equal."""
         compress, encoded = workspace.for_small_rows[compressor], _encoded(flat, encoding, rows.dtype.itemsize)
         blob, bits = _squeezed(encoded, flat, encoding.bits, compress)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         bits |= CONSTANT * (len(flat) < len(rows))
-        return self._column(dtype, rows.shape[1:], len(rows), bits, flat.size, [blob]), blob
+        return self._column(dtype, rows.shape[1:], len(rows), bits, flat.size, [blob]), [blob]
 
-    def _encode_values(self, packed: list[bytes], workspace: Workspace) -> tuple[ColumnDescriptor, bytes]:
+    def _encode_values(self, packed: list[bytes], workspace: Workspace) -> EncodedColumn:
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
         if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
             raw = packed[0]
@@ -388,7 +396,7 @@ class ColumnEncoder:
                 f"{'/'.join(map(str, self._path))}: {len(raw)} bytes in one chunk; the limit is {wire.MAX_VALUES}"
             )
         blob, bits = _squeezed(raw, raw, PLAIN.bits, workspace.compress)
-        return self._column(MSGPACK, (), len(packed), bits | CONSTANT * constant, len(raw), [blob]), blob
+        return self._column(MSGPACK, (), len(packed), bits | CONSTANT * constant, len(raw), [blob]), [blob]
 
     def _column(
         self, dtype: str, shape: tuple[int, ...], rows: int, bits: int, raw: int, pieces: Sequence[Buffer]
@@ -508,7 +516,13 @@ class _ColumnStream:
         self._scratch = np.empty((self._step, row_size), np.uint8)
         self._before = np.zeros(row_size, np.uint8)
 
-    def feed(self, flat: Array) -> None:
+    def feed(self, rows: Array | DeltaRows) -> None:
+        if isinstance(rows, DeltaRows):
+            self._feed_deltas(rows)
+        else:
+            self._feed(transforms.as_bytes(rows))
+
+    def _feed(self, flat: Array) -> None:
         if self.rows == 0 and self._encoding.decode_rows is not None:  # the first row is stored whole
             self._add(flat[0])
             self._before[:] = flat[0]
@@ -519,10 +533,10 @@ class _ColumnStream:
             self._before[:] = piece[-1]
         self.rows += len(flat)
 
-    def feed_deltas(self, frames: DeltaRows) -> None:
+    def _feed_deltas(self, frames: DeltaRows) -> None:
         if self._encoding is not CHANGES:
             for piece in frames.arrays(self._step):
-                self.feed(piece)
+                self._feed(piece)
             return
         skip = self.rows == 0
         if skip:

@@ -17,7 +17,7 @@ from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BATCH_BYTES, BatchFiles, RowsOrEncoded
 from gym_trace.format.batch_reader import BatchReader
-from gym_trace.format.columns import Path
+from gym_trace.format.columns import LargeRows, Path
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import DROPPED, line
 from gym_trace.format.rewrite import SourceChunk, rewrite
@@ -58,56 +58,48 @@ class NewestBatches(BatchFiles):
         fsync: bool,
         keep_bytes: int,
         keep_if: KeepIf | str | None,
+        threads: int,
     ):
-        super().__init__(storage, schema, level, fsync)
+        super().__init__(storage, schema, level, fsync, threads=threads)
         self._level, self._keep_if = level, keep_if
         self.batch_bytes = min(BATCH_BYTES, max(_LEAST_BATCH, keep_bytes // _BATCHES_KEPT))
         self._least = max(0, keep_bytes - 2 * self.batch_bytes)  # min bytes of sealed batches
         self._whole: deque[tuple[int, int]] = deque()  # number and bytes of the batches that were not dropped
         self._open = np.empty(0, _EPISODE)
         self._wanted: list[Array] = []  # wanted episodes that have ended, in batches that were not dropped
-        self._fed_nans: dict[Path, list[Array]] = {}  # by column of the next chunk: rows with a NaN
-
-    def feed(self, path: Path, rows: Array | DeltaRows, as_before: bool = False) -> None:
-        super().feed(path, rows, as_before)
-        if self._keep_if is not None and path[0] in _SEARCHED and rows.dtype.kind in "fc":
-            arrays = (
-                [rows]
-                if not isinstance(rows, DeltaRows)
-                else (a.view(rows.dtype) for a in rows.arrays(_LARGE_ROWS_AT_ONCE))
-            )
-            self._fed_nans.setdefault(path, []).extend(map(_has_nan, arrays))
+        self._encoding_episodes: deque[Array] = deque()  # episodes of the chunks that are not appended yet
 
     def write(
         self,
         fragments: Array,
-        columns: Mapping[Path, RowsOrEncoded],
+        columns: Mapping[Path, RowsOrEncoded | LargeRows],
         slab: tuple[int, bool] | None = None,
         pending: Sequence[Any] = (),
     ) -> None:
-        super().write(fragments, columns, slab, pending)
         episodes = np.zeros(len(fragments), _EPISODE)
         for name in ("episode", "lane", "steps", "outcome"):
             episodes[name] = fragments[name]
         episodes["return"] = fragments["reward_sum"]
         episodes["has_begun"] = fragments["flags"] & wire.STARTS > 0
         episodes["has_ended"] = fragments["flags"] & wire.ENDS > 0
-        episodes["first"] = episodes["last"] = self._batches
         if self._keep_if is not None:
             episodes["has_nan"] = self._nans(fragments, columns)
+        self._encoding_episodes.append(episodes)
+        super().write(fragments, columns, slab, pending)
+
+    def _wrote(self, fragments: Array) -> None:
+        super()._wrote(fragments)
+        episodes = self._encoding_episodes.popleft()
+        episodes["first"] = episodes["last"] = self._batches
         self._follow(episodes)
 
-    def _nans(self, fragments: Array, columns: Mapping[Path, RowsOrEncoded]) -> Array:
+    def _nans(self, fragments: Array, columns: Mapping[Path, RowsOrEncoded | LargeRows]) -> Array:
         """Return True for fragments with a NaN or an infinity."""
-        found = {path: np.concatenate(arrays) for path, arrays in self._fed_nans.items()}
-        self._fed_nans.clear()
-        for path, rows in columns.items():
-            if path[0] in _SEARCHED and isinstance(rows, np.ndarray) and rows.dtype.kind in "fc":
-                found[path] = _has_nan(rows)
         steps = fragments["steps"].astype(np.int64)
         result = np.zeros(len(fragments), np.bool_)
-        for path, rows_with in found.items():
-            if rows_with.any():
+        for path, rows in columns.items():
+            arrays = list(_float_arrays(rows)) if path[0] in _SEARCHED else []
+            if arrays and (rows_with := np.concatenate(list(map(_has_nan, arrays)))).any():
                 counts = steps + (fragments["flags"] & wire.HAS_INITIAL > 0) if path[0] == "observations" else steps
                 of_row = np.repeat(np.arange(len(fragments)), counts)
                 result[of_row[rows_with]] = True
@@ -200,6 +192,15 @@ def _wanted_chunks(batch: BatchReader, file: Reader, wanted: Array) -> Iterator[
         if kept.any():
             read, stored = partial(batch.read_chunk, number), partial(batch.stored_chunk, file, number)
             yield SourceChunk(table, read, kept, stored=stored)
+
+
+def _float_arrays(rows: RowsOrEncoded | LargeRows) -> Iterator[Array]:
+    """Yield the rows in arrays of floats; none if they are of another type."""
+    for part in rows.parts if isinstance(rows, LargeRows) else [rows]:
+        if isinstance(part, DeltaRows) and part.dtype.kind in "fc":
+            yield from (array.view(part.dtype) for array in part.arrays(_LARGE_ROWS_AT_ONCE))
+        elif isinstance(part, np.ndarray) and part.dtype.kind in "fc":
+            yield part
 
 
 def _has_nan(rows: Array) -> Array:

@@ -186,11 +186,11 @@ class Recorder:
     def _open_writer(self) -> BatchFiles:
         self._storage.make()
         options = self._options
-        arguments = self._storage, self._schema, options.level, options.fsync
+        arguments, threads = (self._storage, self._schema, options.level, options.fsync), encoders() - 1
         if options.keep_bytes is None:
-            files = BatchFiles(*arguments, threads=encoders() - 1)
+            files = BatchFiles(*arguments, threads=threads)
         else:
-            files = NewestBatches(*arguments, options.keep_bytes, options.keep_if)
+            files = NewestBatches(*arguments, options.keep_bytes, options.keep_if, threads)
         files.reserve()
         return files
 

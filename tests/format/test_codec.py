@@ -15,7 +15,15 @@ from gym_trace.data.deltas import DeltaRows
 from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import ColumnDescriptor, ColumnEncoder, Workspace, decode, packed_values, parse_column
+from gym_trace.format.columns import (
+    ColumnDescriptor,
+    ColumnEncoder,
+    LargeRows,
+    Workspace,
+    decode,
+    packed_values,
+    parse_column,
+)
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
@@ -132,7 +140,7 @@ def test_small_samples_do_not_choose_a_faster_compressor() -> None:
     typed = ColumnEncoder(("a",), workspace)
     typed.encode(random.normal(size=(4000, 8)).cumsum(axis=0))
     values = [pack({"lives": int(lives), "frame": i}) for i, lives in enumerate(random.integers(0, 4, 5000))]
-    assert typed.encode_values(values)[1] == ColumnEncoder(("a",), workspace).encode_values(values)[1]
+    assert typed.encode(values)[1] == ColumnEncoder(("a",), workspace).encode(values)[1]
 
 
 def still_frames(random: np.random.Generator, count: int) -> DeltaRows:
@@ -154,14 +162,13 @@ def test_a_column_round_trips_when_its_kind_of_rows_changes(level: int, kinds: l
     for kind in kinds:
         if kind == "values":
             values = [pack(int(i)) for i in random.integers(0, 4, 200)]
-            column, blob = encoder.encode_values(values)
+            column, blob = encoder.encode(values)
             assert packed_values(parse_column([list(column.path), *column[1:]]), blob) == values
             continue
         if kind == "still":
             frames = still_frames(random, 20)
-            encoder.feed(frames)
-            column, pieces = encoder.finish()
-            rows, blob = all_of(frames), b"".join(pieces)
+            column, blob = encoder.encode(LargeRows([frames]))
+            rows = all_of(frames)
         else:
             rows = {
                 "noisy": lambda: random.integers(0, 256, (20, 4096), np.uint8),
@@ -179,8 +186,7 @@ def test_still_frames_do_not_change_the_encoding_of_moving_frames() -> None:
     moving = [random.normal(size=1024).cumsum().astype("<f4").tobytes() for _ in range(60)]
 
     def encoding_of(frames: DeltaRows) -> int:
-        encoder.feed(frames)
-        return encoder.finish()[0].encoding
+        return encoder.encode(LargeRows([frames]))[0].encoding
 
     usual = encoding_of(DeltaRows(np.dtype("<f4"), (1024,), moving, None))
     assert usual & SHUFFLE
@@ -190,14 +196,14 @@ def test_still_frames_do_not_change_the_encoding_of_moving_frames() -> None:
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))
 def test_msgpack_columns_decode_to_one_value_per_row(values: list[Any]) -> None:
-    column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack(value) for value in values])
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode([pack(value) for value in values])
     decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
     assert decoded.dtype == object
     assert [bits(value) for value in decoded] == [bits(value) for value in values]
 
 
 def test_rows_with_equal_values_share_no_memory() -> None:
-    column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack({"a": [1]})] * 5)
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode([pack({"a": [1]})] * 5)
     decoded = decode(column, blob)
     decoded[0]["a"].append(2)
     assert [row["a"] for row in decoded] == [[1, 2], [1], [1], [1], [1]]
@@ -206,7 +212,7 @@ def test_rows_with_equal_values_share_no_memory() -> None:
 def test_a_msgpack_column_beyond_the_size_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_VALUES", 1000)
     with pytest.raises(UnstorableValue, match="the limit is 1000"):
-        ColumnEncoder(("infos",), Workspace(1)).encode_values([pack(str(i) * 100) for i in range(20)])
+        ColumnEncoder(("infos",), Workspace(1)).encode([pack(str(i) * 100) for i in range(20)])
 
 
 GOOD: list[Any] = [["a"], "<f4", [2], 3, 0, 24, 24, 0]

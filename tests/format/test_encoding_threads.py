@@ -21,13 +21,27 @@ from gym_trace.storage.memory import MemoryReader
 LANES, TIMES = 64, 512
 
 
-def record(directory: Path) -> None:
-    """Record four slabs, of eight chunks each."""
-    random = np.random.default_rng(0)
-    observations = random.standard_normal((TIMES + 1, LANES, 128), np.float32)
-    actions, rewards = random.integers(0, 4, (TIMES, LANES)), random.standard_normal((TIMES, LANES), np.float32)
-    ended = random.random((TIMES, LANES)) < 0.01
-    with gym_trace.TraceWriter(directory) as writer:
+def numbers() -> Any:
+    """Return observations of four slabs, of eight chunks each."""
+    observations = np.random.default_rng(0).standard_normal((TIMES + 1, LANES, 128), np.float32)
+    observations[100, 3, 5] = np.nan
+    return observations
+
+
+def frames() -> Any:
+    """Return observations of two slabs, of six chunks each: frames that hardly change, and noise in some lanes."""
+    observations = np.zeros((257, 16, 70, 70), np.uint8)
+    observations[:, 5:11, :40] = np.random.default_rng(0).integers(0, 256, (257, 6, 40, 70))
+    observations[np.arange(257), :, np.arange(257) % 70, 7] = 9
+    return observations
+
+
+def record(directory: Path, observations: Any = None, **options: Any) -> None:
+    observations = numbers() if observations is None else observations
+    random, shape = np.random.default_rng(1), (len(observations) - 1, observations.shape[1])
+    actions, rewards = random.integers(0, 4, shape), random.standard_normal(shape, np.float32)
+    ended = random.random(shape) < 0.01
+    with gym_trace.TraceWriter(directory, **options) as writer:
         writer.rollouts(observations, actions, rewards, ended, np.zeros_like(ended))
         writer.flush()
         assert not encoding_threads()
@@ -46,29 +60,41 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
 def names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the threads that encode arrays."""
     found: set[str] = set()
-    encode = ColumnEncoder._encode
+    described = ColumnEncoder._column
 
     def watched(self: ColumnEncoder, *arguments: Any) -> Any:
-        found.add(threading.current_thread().name)
-        return encode(self, *arguments)
+        if self._path == ("observations",):
+            found.add(threading.current_thread().name)
+        return described(self, *arguments)
 
-    monkeypatch.setattr(ColumnEncoder, "_encode", watched)
+    monkeypatch.setattr(ColumnEncoder, "_column", watched)
     return found
 
 
+@pytest.mark.parametrize(
+    ("observations", "options"),
+    [(numbers, {}), (frames, {}), (numbers, {"keep_bytes": 1, "keep_if": "nan"})],
+    ids=["numbers", "frames", "newest"],
+)
 def test_any_number_of_threads_writes_the_same_chunks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: set[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: set[str], observations: Any, options: Any
 ) -> None:
-    record(tmp_path / "four")
+    record(tmp_path / "four", observations(), **options)
     assert "gym-trace encoding" in names
     monkeypatch.setattr(recorder, "encoders", lambda: 1)
     names.clear()
-    record(tmp_path / "one")
+    record(tmp_path / "one", observations(), **options)
     assert "gym-trace encoding" not in names
     lines = list(lines_of(tmp_path / "one"))
-    assert sum("observations: <f4" in line for line in lines) >= 8
     assert lines == list(lines_of(tmp_path / "four"))
     assert not gym_trace.check_trace(tmp_path / "four").damages
+    if not options:
+        assert sum(": observations: " in line for line in lines) >= 12
+    else:
+        wanted = [
+            episode for episode in gym_trace.open_trace(tmp_path / "four") if np.isnan(episode.observations).any()
+        ]
+        assert len(wanted) == 1
 
 
 def test_the_writing_thread_encodes_where_no_other_starts(
@@ -87,12 +113,15 @@ def test_the_writing_thread_encodes_where_no_other_starts(
     assert not gym_trace.check_trace(tmp_path).damages
 
 
-def test_an_error_in_an_encoding_thread_stops_recording(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_an_error_in_an_encoding_thread_stops_recording(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[BaseException]
+) -> None:
     encode = ColumnEncoder._encode
 
     def failing(self: ColumnEncoder, *arguments: Any) -> Any:
         if encoding_threads() and self._path == ("observations",):
-            raise MemoryError("no memory")
+            raise error("no memory")
         return encode(self, *arguments)
 
     monkeypatch.setattr(ColumnEncoder, "_encode", failing)

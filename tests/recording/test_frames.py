@@ -16,7 +16,7 @@ from gym_trace.data.deltas import DeltaPacker, DeltaRows
 from gym_trace.data.layout import Leaf
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
-from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
+from gym_trace.format.columns import ColumnEncoder, LargeRows, Workspace, decode, parse_column
 from gym_trace.format.encodings import CHANGES, ENCODINGS, ZSTD, Encoding
 from gym_trace.format.ring.row_slab import RowSlab
 from gym_trace.recording.single import slabs as recording
@@ -153,25 +153,23 @@ def test_a_frame_after_ctrl_c_does_not_depend_on_the_interrupted_one(kind: int) 
 @pytest.mark.parametrize("dtype", ["|u1", "<f4", "<i2"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", [0, 1, 3])
-def test_columns_fed_in_pieces_round_trip(kind: int, shape: tuple[int, ...], dtype: str) -> None:
+def test_columns_in_parts_round_trip(kind: int, shape: tuple[int, ...], dtype: str) -> None:
     frames = frames_of([3] + [kind] * 24, shape, dtype)
     encoder = ColumnEncoder(("observations",), Workspace(1))
     encodings = set()
     for take in ((7, 18), (1, 1, 23), (25,)):
-        begin, before, slots = 0, None, packed(frames, set(), set())
+        begin, before, slots, parts = 0, None, packed(frames, set(), set()), []
         for count in take:
             rows = DeltaRows(np.dtype(dtype), shape, slots[begin : begin + count], before)
-            encoder.feed(rows)
+            parts.append(rows)
             begin, before = begin + count, rows.after()
-        column, pieces = encoder.finish()
+        column, blob = encoder.encode(LargeRows(parts))
         encodings.add(column.encoding)
-        decoded = decode(parse_column([list(column.path), *column[1:]]), b"".join(pieces))
+        decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
         assert decoded.dtype == dtype
         assert decoded.tobytes() == np.array(frames).tobytes()
-        encoder.feed(np.array(frames[:9]))
-        encoder.feed(np.array(frames[9:]))
-        column, pieces = encoder.finish()
-        assert decode(column, b"".join(pieces)).tobytes() == np.array(frames).tobytes()
+        column, blob = encoder.encode(LargeRows([np.array(frames[:9]), np.array(frames[9:])]))
+        assert decode(column, blob).tobytes() == np.array(frames).tobytes()
     if kind == 3 and dtype == "|u1":
         assert encodings == {0}
 

@@ -16,7 +16,7 @@ from gym_trace.data.values import ABSENT, Array
 from gym_trace.data.vocabulary import OPTIONAL_ROOTS
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.format.columns import STEP_COLUMNS, is_large
+from gym_trace.format.columns import STEP_COLUMNS, LargeRows, is_large
 from gym_trace.format.ring.segment import AnyRows, ColumnRows, Columns, Segment, size_of
 from gym_trace.format.wire import ENDS, HAS_INITIAL, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
 
@@ -36,7 +36,7 @@ class _RowType(NamedTuple):
 
 
 class ChunkWriter:
-    """Joins segments into chunks and writes them. Large rows, such as images, are encoded immediately, not buffered.
+    """Joins segments into chunks and writes them. Large rows, such as images, are encoded part by part, not joined.
 
     Args:
         open_writer: opens the writer's files; called with the first segment.
@@ -50,8 +50,9 @@ class ChunkWriter:
         self._chunk_bytes = chunk_bytes
         self._is_edit = is_edit
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
-        self._is_later_group = False  # True if rows of other lanes precede the next rows in their slab
+        self._is_later_chunk = False  # True if another chunk of the same slab precedes
         self._parts: list[tuple[Array, Columns]] = []  # fragments and small rows since the last chunk
+        self._large: dict[Path, LargeRows] = {}  # large rows since the last chunk
         self._size = self._decoded_bytes = self._rows = 0
         self._row_types: dict[Path, _RowType] = {}  # by column of the chunk
 
@@ -77,7 +78,7 @@ class ChunkWriter:
         small: Columns = {}
         for path, rows in segment.columns.items():
             if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and row_types[path].large):
-                self.writer.feed(path, rows, self._is_later_group)
+                self._large.setdefault(path, LargeRows([], self._is_later_chunk)).parts.append(rows)
             else:
                 small[path] = rows
         self._row_types.update(row_types)
@@ -117,14 +118,12 @@ class ChunkWriter:
 
         pending: descriptions of the pending actions, for the metadata.
         """
-        self._slab = sequence
+        self._slab, self._is_later_chunk = sequence, False
         for number, group in enumerate(split_by_lanes(segments)):
             if number:
                 self.write(more=True)
-            self._is_later_group = number > 0
             for segment in group:
                 self.add(segment)
-        self._is_later_group = False
         self.write(pending=pending)
         if self.writer is not None:
             self.writer.seal_if_due()
@@ -136,11 +135,13 @@ class ChunkWriter:
         """
         if self._parts and self.writer is not None:
             fragments, columns = _joined(self._parts, self._is_edit)
+            large, self._large = self._large, {}
             self._parts, self._row_types = [], {}
             self._size = self._decoded_bytes = self._rows = 0
             if not self._is_edit:
                 add_reward_sums(columns.get(("rewards",)), fragments)
-            self.writer.write(fragments, columns, (self._slab, more) if self._slab else None, pending)
+            self.writer.write(fragments, {**large, **columns}, (self._slab, more) if self._slab else None, pending)
+            self._is_later_chunk = more and self._slab > 0
             if self._is_edit:
                 self.writer.seal_if_due()
 
@@ -208,7 +209,7 @@ def joined_rows(parts: Sequence[ColumnRows]) -> ColumnRows:
 
 
 def add_reward_sums(rewards: ColumnRows | None, fragments: Array) -> None:
-    """Set the reward sum of each fragment; NaN if rewards is None: large ones are already encoded."""
+    """Set the reward sum of each fragment; NaN if rewards is None: they are large."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)

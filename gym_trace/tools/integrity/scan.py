@@ -637,4 +637,4 @@ def _placeholder_column(column: ColumnDescriptor, workspace: Workspace) -> tuple
     encoder = ColumnEncoder(column.path, workspace)
     if column.dtype != MSGPACK and (dtype := dtype_from(column.dtype)).kind in "fc":
         return encoder.encode(np.full((column.rows, *column.shape), np.nan, dtype))
-    return encoder.encode_values([pack(ABSENT)] * column.rows)
+    return encoder.encode([pack(ABSENT)] * column.rows)
