@@ -57,11 +57,13 @@ if TYPE_CHECKING:
     from gym_trace.tools.replay.replay_env import ReplayEnv as ReplayEnv
     from gym_trace.tools.replay.verify import verify_trace as verify_trace
     from gym_trace.tools.statistics.card import dataset_card as dataset_card
+    from gym_trace.tools.statistics.comparison import compare as compare
     from gym_trace.tools.statistics.describe import describe as describe
     from gym_trace.tools.statistics.describe import find_traces as find_traces
     from gym_trace.tools.statistics.describe import list_episodes as list_episodes
     from gym_trace.tools.statistics.describe import list_trace as list_trace
     from gym_trace.tools.statistics.plot import plot_episodes as plot_episodes
+    from gym_trace.tools.statistics.plot import plot_runs as plot_runs
     from gym_trace.tools.statistics.summary import summarize as summarize
     from gym_trace.tools.transfer import pull as pull
     from gym_trace.tools.transfer import push as push
@@ -85,6 +87,7 @@ _HOMES = {
     "branch": "gym_trace.tools.branching",
     "check_trace": "gym_trace.tools.integrity.repair",
     "collect": "gym_trace.recording.collecting.api",
+    "compare": "gym_trace.tools.statistics.comparison",
     "dataset_card": "gym_trace.tools.statistics.card",
     "describe": "gym_trace.tools.statistics.describe",
     "diff_traces": "gym_trace.tools.replay.diff",
@@ -100,6 +103,7 @@ _HOMES = {
     "open_trace": "gym_trace.playback.trace",
     "play": "gym_trace.tools.playing.play",
     "plot_episodes": "gym_trace.tools.statistics.plot",
+    "plot_runs": "gym_trace.tools.statistics.plot",
     "pull": "gym_trace.tools.transfer",
     "push": "gym_trace.tools.transfer",
     "query": "gym_trace.playback.tables.sql",

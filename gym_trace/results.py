@@ -23,6 +23,7 @@ from gym_trace.tools.replay.compare import Difference
 from gym_trace.tools.replay.diff import EpisodeDifference
 from gym_trace.tools.replay.divergence import Divergence
 from gym_trace.tools.replay.resimulate import Verdict
+from gym_trace.tools.statistics.comparison import Estimate, RunComparison, RunGroup
 from gym_trace.tools.video.render import Rendered
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Divergence",
     "EditReport",
     "EpisodeDifference",
+    "Estimate",
     "ExportReport",
     "Finding",
     "HealReport",
@@ -52,6 +54,8 @@ __all__ = [
     "RepairReport",
     "Return",
     "RolloutProgress",
+    "RunComparison",
+    "RunGroup",
     "SalvagedSteps",
     "TransferReport",
     "Verdict",

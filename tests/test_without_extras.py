@@ -37,6 +37,7 @@ LINES = {
     "play CartPole-v1 -o x": "play",
     "ls s3://bucket/t": "remote",
     "stats t --plot x.svg": "plot",
+    "compare t --plot x.svg": "plot",
     "sql 'SELECT 1' t": "sql",
     "view t --no-browser": "view",
     "replay t --callback own:see": "",

@@ -39,6 +39,13 @@ def writable_file(value: str) -> Path:
     return path
 
 
+def plot_file(value: str) -> Path:
+    """Check --plot: a writable file that ends in .svg or .png."""
+    if os.path.splitext(value)[1].lower() not in (".svg", ".png"):
+        raise click.BadParameter(f"{printable(value)}: unknown ending; choose a name that ends in .svg or .png")
+    return writable_file(value)
+
+
 @dataclass
 class Outcome:
     """Result of a whole verification.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, row by row
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")  # of curves
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _MIN_TEXT, _MIN_HEAD = 8, 7  # widths of the narrowest column of text, and heading of figures
 _TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # times are never cut
@@ -123,6 +125,28 @@ def histogram(counts: Sequence[int], width: int = 60) -> str:
     sums = [sum(group) for group in _in_groups(counts, width)]
     scale = (len(_BLOCKS) - 0.01) / (max(sums, default=0) or 1)
     return "".join(_BLOCKS[int(total * scale)] if total else " " for total in sums)
+
+
+def chart(curves: Sequence[Sequence[float | None]], width: int, height: int) -> list[str]:
+    """Return lines of braille with a colour for each curve, the smallest of all values low, the largest high."""
+    present = [value for curve in curves for value in curve if value is not None]
+    low, high = min(present, default=0.0), max(present, default=0.0)
+    cells: dict[tuple[int, int], tuple[int, str]] = {}
+    for number, curve in enumerate(curves):
+        before = None
+        for x in range(2 * width):
+            value = curve[round(x * (len(curve) - 1) / (2 * width - 1))]
+            if value is None:
+                before = None
+                continue
+            y = round((high - value) / ((high - low) or 1.0) * (4 * height - 1))
+            ends = (y, y if before is None else before)
+            for dot in range(min(ends), max(ends) + 1):
+                bits = cells.get((dot // 4, x // 2), (0, ""))[0] | _DOTS[dot % 4][x % 2]
+                cells[dot // 4, x // 2] = bits, COLOURS[number % len(COLOURS)]
+            before = y
+    texts = {at: click.style(chr(0x2800 + bits), fg=colour) for at, (bits, colour) in cells.items()}
+    return ["".join(texts.get((row, column), " ") for column in range(width)) for row in range(height)]
 
 
 def _in_groups(values: Sequence[Any], width: int) -> list[Sequence[Any]]:

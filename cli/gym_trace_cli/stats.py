@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
@@ -27,7 +26,7 @@ from gym_trace_cli.column_tables import (
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
-from gym_trace_cli.reports import writable_file
+from gym_trace_cli.reports import plot_file
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
@@ -35,13 +34,6 @@ Summary = dict[str, Any]
 _SPREAD = ("mean", "std", "min", "5 %", "25 %", "median", "75 %", "95 %", "max")
 _MOMENTS = ("count", "mean", "std", "min", "max")
 _BAR, _CHART = 20, 40  # characters
-
-
-def _plot_file(value: str) -> Path:
-    """Check --plot: a writable file that ends in .svg or .png."""
-    if os.path.splitext(value)[1].lower() not in (".svg", ".png"):
-        raise click.BadParameter(f"{show.printable(value)}: unknown ending; choose a name that ends in .svg or .png")
-    return writable_file(value)
 
 
 @headed("stats")
@@ -53,7 +45,7 @@ def _plot_file(value: str) -> Path:
     option("--columns", "Also actions, observations and rewards (slow)."),
 )
 @section(
-    "Output", option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", _plot_file), json_option
+    "Output", option("--plot FILE", "Also draw returns, lengths and outcomes: .svg or .png.", plot_file), json_option
 )
 def command(
     directory: str, selection: Selection, by: str | None, columns: bool, plot: Path | None, as_json: bool

@@ -15,6 +15,7 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
 from gym_trace.printable import error_text, shown
 from gym_trace_cli import show
+from gym_trace_cli.compare import print_comparison
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
@@ -46,6 +47,7 @@ _VERDICT_TEXTS = {
     "damaged": "damaged",
 }
 _LISTED_PER_REASON = 3  # unverifiable episodes, and episodes whose divergences are printed
+_NO_SEED = -1  # in the table of episodes
 _LISTED = 10  # episodes, or leaves of an episode, that are printed one by one
 
 
@@ -283,7 +285,8 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     """Compare the episodes of traces A and B, bit for bit.
     Exit code: 0 same, 3 different.
 
-    If no episode matches, their statistics are shown side by side.
+    If no episode matches, or other policies played from the same seeds, they are
+    also compared as runs, as by 'compare'.
 
     \b
     gym-trace diff traces/before traces/after --ignore infos
@@ -292,43 +295,39 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     if not (selection.is_all or len(a) or len(b)):
         counts = f"{show.count(len(a.whole), 'episode')} in A and {show.count(len(b.whole), 'episode')} in B"
         raise TraceError(f"none of {counts} matches")
-    positions = a.chosen.tolist()
+    positions, seeds = a.chosen.tolist(), a.episodes["seed"]
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
+    acts_first: list[bool] = []  # of the first episode that differs, and of those with a seed
     with ProgressLine() as line:
         for number, compared in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
             if compared.difference is None:
                 same += 1
             else:
                 differing.append((positions[compared.index], compared.difference))
+                if not acts_first or seeds[compared.index] != _NO_SEED:
+                    acts_first.append(compared.difference.column.partition("/")[0] == "actions")
             line.update_count(number, both, "episode")
     identical = same == len(a) == len(b)
-    summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
+    is_checked = not {"seed", "observations"} & {*comparison["ignore"]} and bool((seeds != _NO_SEED).any())
+    are_policies = is_checked and bool(acts_first) and all(acts_first)
+    runs = gym_trace.compare({"A": [a], "B": [b]}) if are_policies or not (identical or same) else None
     if as_json:
         listed = [{"index": index, **plain_difference(difference)} for index, difference in differing]
         report = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": listed}
-        show.json_line(report | ({"summaries": summaries} if summaries else {}))
+        show.json_line(report | ({"comparison": runs.to_json()} if runs else {}))
     else:
-        shown = differing[: 1 if summaries else _LISTED]
+        shown = differing[: 1 if runs else _LISTED]
         for index, difference in shown:
             click.echo(show.printable(f"episode {index} differs {difference.as_text('A has', 'B has')}"))
         if len(differing) > len(shown):
             click.echo(f"… and {show.count(len(differing) - len(shown), 'more episode')}")
         if len(a) != len(b) or same + len(differing) < both:
             click.echo(f"A has {show.count(len(a), 'episode')}, B has {show.count(len(b))}")
-        if summaries:
-            _print_side_by_side(*summaries)
+        if runs:
+            why = "the seeds agree, the policies do not" if are_policies else "no episodes match"
+            click.echo(f"{why}; compared as runs, see {show.command('compare', first, second)}:")
+            print_comparison(runs)
         else:
             verdict = "identical" if identical else f"of which {show.count(same)} are the same"
             click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
     return FINE if identical else DIFFERS
-
-
-def _print_side_by_side(*summaries: dict[str, Any]) -> None:
-    rows = [[name, *(show.count(summary[name]) for summary in summaries)] for name in ("episodes", "steps")]
-    for what in ("return", "length"):
-        for name in ("mean", "std", "min", "median", "max"):
-            rows.append([f"{what} {name}", *(show.number((summary[what] or {}).get(name)) for summary in summaries)])
-    for outcome in dict.fromkeys(name for summary in summaries for name in summary["outcomes"]):
-        rows.append([outcome, *(show.count(summary["outcomes"].get(outcome, 0)) for summary in summaries)])
-    click.echo("no episodes match; compared as different runs:")
-    show.table(["", "A", "B"], rows)

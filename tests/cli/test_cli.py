@@ -237,7 +237,7 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
         *[("show", "'info'")],
         *[("list", "'ls'"), ("head", "'cat"), ("tail", "'cat")],
         *[("merge", "'edit merge'"), ("filter", "'edit filter'"), ("video", "'render'"), ("plot", "'stats'")],
-        *[("convert", "'export'"), ("validate", "'check'"), ("fix", "'repair'"), ("compare", "'diff'")],
+        *[("convert", "'export'"), ("validate", "'check'"), ("fix", "'repair'"), ("cmp", "'diff'")],
         *[("recrod", "did you mean 'record'?"), ("xyzzy", "'gym-trace --help' lists them")],
     ],
 )

@@ -29,6 +29,7 @@ LINES = [
     CommandLine("ls TRACE --json"),
     CommandLine("info TRACE"),
     CommandLine("stats TRACE --json"),
+    CommandLine("compare TRACE SOUND"),
     CommandLine("cat TRACE --format jsonl"),
     CommandLine("sql SELECT TRACE", None, reads=False),
     CommandLine("view TRACE --save NEW.html"),

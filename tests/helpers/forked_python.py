@@ -165,6 +165,7 @@ def _import_all() -> None:
     for name in set(gym_trace.__all__) - {
         "play",
         "plot_episodes",
+        "plot_runs",
         "query",
         "train",
     }:  # it starts threads, which a fork must not inherit

@@ -1,10 +1,10 @@
-"""Plots of the episodes of a trace, drawn by matplotlib."""
+"""Plots of the episodes of a trace, and of the learning curves of runs, drawn by matplotlib."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.printable import printable
 from gym_trace.storage.staging import replaced_file
+from gym_trace.tools.statistics.comparison import RunComparison
 from gym_trace.tools.statistics.summary import EpisodeArrays, episode_arrays, grouping
 
 try:
@@ -37,6 +38,8 @@ _MOST_CHARACTERS = 32  # limit of a name
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 _GREY, _INK, _GRID = "#9aa0a6", "#333333", "#e6e6e6"
 _OUTCOME_COLOURS = dict(zip(OUTCOMES, (_GREY, *_COLOURS)))
+_DASHES = ("-", "--", ":")
+_AXIS_LABELS = {"steps": "environment steps", "episodes": "episodes", "time": "seconds since the start"}
 _STYLE: Any = {
     "font.family": "sans-serif", "font.size": 9, "text.color": _INK, "text.usetex": False, "axes.labelcolor": _INK,
     "axes.edgecolor": _GREY, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -62,9 +65,7 @@ def plot_episodes(trace: TraceLike, path: str | os.PathLike[str], *, by: str | N
         TraceNotFound: no trace in the directory.
         OSError: the file cannot be written.
     """
-    ending = os.path.splitext(path)[1].lower()
-    if ending not in SUFFIXES:
-        raise InvalidOption(f"{os.fspath(path)}: unknown ending; choose a name that ends in {' or '.join(SUFFIXES)}")
+    ending = _ending(path)
     trace = as_trace(trace)
     codes = outcome_codes(trace.content)
     names, _, groups = grouping(trace, by, codes)
@@ -74,9 +75,38 @@ def plot_episodes(trace: TraceLike, path: str | os.PathLike[str], *, by: str | N
     counts = f"{len(episodes.steps):,} episodes, {int(episodes.steps.sum()):,} steps"
     environments = _cut(", ".join(str(env_id) for env_id in ids if env_id))
     title = "   ·   ".join(filter(None, (_cut(trace.directory.name), environments, counts)))
+    _save(path, ending, lambda: _figure(episodes, names, by, printable(title)))
+
+
+def plot_runs(comparison: RunComparison, path: str | os.PathLike[str]) -> None:
+    """Draw the learning curves of compared runs, as SVG or PNG: one colour for each name.
+
+    A name of several runs has a thick line, the mean of its runs, with a band, the 95 % interval of the mean; and a
+    thin line for each run. The same comparison gives the same bytes with the same matplotlib. An existing file is
+    replaced.
+
+    Args:
+        comparison: what compare() returned.
+        path: the file to write; ends in .svg or .png.
+
+    Raises:
+        InvalidOption: another ending of path.
+        OSError: the file cannot be written.
+    """
+    _save(path, _ending(path), lambda: _runs_figure(comparison))
+
+
+def _ending(path: str | os.PathLike[str]) -> str:
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in SUFFIXES:
+        raise InvalidOption(f"{os.fspath(path)}: unknown ending; choose a name that ends in {' or '.join(SUFFIXES)}")
+    return ending
+
+
+def _save(path: str | os.PathLike[str], ending: str, make_figure: Callable[[], Figure]) -> None:
     with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
         warnings.filterwarnings("ignore", "Glyph .* missing")  # names may have letters that the font lacks
-        figure = _figure(episodes, names, by, printable(title))
+        figure = make_figure()
         with replaced_file(path) as staged:
             metadata = {"Date": None} if ending == ".svg" else {}
             figure.savefig(staged, format=ending[1:], dpi=150, facecolor="white", metadata=metadata)
@@ -117,6 +147,37 @@ def _figure(episodes: EpisodeArrays, names: Sequence[str], by: str | None, title
     if by is not None:
         _legend(axes[0][0], [(name, colour) for name, _, colour in groups])
     _draw_outcomes(figure, axes[-1], episodes.outcome)
+    return figure
+
+
+def _runs_figure(comparison: RunComparison) -> Figure:
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    axis: Any = figure.subplots()
+    environments = dict.fromkeys(one for group in comparison.groups for one in group.environments if one)
+    figure.suptitle(printable(_cut(", ".join(environments))), fontsize=10, x=0.01, ha="left", parse_math=False)
+    entries, has_band = [], False
+    for number, group in enumerate(comparison.groups):
+        colour, dashes = _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        lines = np.array([*group.curves, group.low, group.high, group.curve])
+        *runs, low, high, curve = np.where(np.abs(lines) < _HUGE, lines, np.nan)
+        name = _cut(group.name)
+        if len(runs) > 1:
+            name, has_band = f"{name} ({len(runs)} runs)", True
+            for run in runs:
+                axis.plot(comparison.grid, run, color=colour, linestyle=dashes, linewidth=0.6, alpha=0.5)
+            axis.fill_between(comparison.grid, low, high, color=colour, alpha=0.2, linewidth=0)
+        axis.plot(comparison.grid, curve, color=colour, linestyle=dashes, linewidth=1.8)
+        entries.append((name, colour))
+    if not any(np.isfinite(line.get_ydata()).any() for line in axis.lines):
+        _say_empty(axis)
+    if comparison.threshold is not None and abs(comparison.threshold) < _HUGE:
+        axis.axhline(comparison.threshold, color=_GREY, linewidth=1, linestyle="--")
+    axis.set_xlabel(_AXIS_LABELS[comparison.x] + "   (line: mean, band: its 95 % interval)" * has_band)
+    axis.set_ylabel("return" if comparison.window == 1 else f"return, mean of {comparison.window} episodes")
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.set_xlim(0, 1.01 * (comparison.grid[-1] or 1))
+    _legend(axis, entries)
     return figure
 
 
@@ -194,8 +255,12 @@ def _format_axes(line_axis: Any, histogram_axis: Any, total: int, values: Array)
     if len(values) and values.min() == values.max() and abs(values[0]) < 2**50:
         line_axis.set_ylim(values[0] - 1, values[0] + 1)
     if not len(values):
-        line_axis.text(0.5, 0.5, "no values", transform=line_axis.transAxes, ha="center", va="center", color=_GREY)
-        line_axis.set_yticks([])
+        _say_empty(line_axis)
+
+
+def _say_empty(axis: Any) -> None:
+    axis.text(0.5, 0.5, "no values", transform=axis.transAxes, ha="center", va="center", color=_GREY)
+    axis.set_yticks([])
 
 
 def _draw_outcomes(figure: Figure, axes: Any, outcomes: Array) -> None:

@@ -23,7 +23,7 @@ GROUPINGS = ("split", "writer", "outcome")
 QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # bins in the histograms of return and length
 _POINTS = 120  # points of the return curve
-_UNKNOWN = np.iinfo(np.int64).min  # an unknown time
+UNKNOWN_TIME = np.iinfo(np.int64).min
 _FRAGMENTS = ("fragments",)  # the fragment table, which is not recorded data
 
 
@@ -174,7 +174,9 @@ def by_episode(table: Columns) -> tuple[Array, Array]:
     return order, np.flatnonzero(opens)
 
 
-def episode_arrays(trace: Trace, codes: Array, groups: Array, agents: Array | None = None) -> EpisodeArrays:
+def episode_arrays(
+    trace: Trace, codes: Array, groups: Array, agents: Array | None = None, reads_objectives: bool = True
+) -> EpisodeArrays:
     """codes, groups, agents: outcome, group and returns of agents of each row of trace.episodes."""
     table = trace.content
     order, begin = by_episode(table)
@@ -188,7 +190,7 @@ def episode_arrays(trace: Trace, codes: Array, groups: Array, agents: Array | No
 
     steps, returns = summed(table["steps"]), summed(table["return"])
     repeated = summed(repeated_steps(table, trace.readers))
-    objectives, of_agents = summed(objective_returns(table, trace.scan)), summed(agents)
+    objectives, of_agents = summed(objective_returns(table, trace.scan) if reads_objectives else None), summed(agents)
     lacks_steps = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
     lengths = np.where(lacks_steps[table["writer"][first]], table["first_step"][first], steps)
     complete = complete_rows(table, trace.readers, first, lengths)
@@ -209,9 +211,9 @@ def _summary(
     by_outcome: bool = False,
 ) -> dict[str, Any]:
     """writers: writers whose files have these episodes and no others; None: the files are shared."""
-    count, ended = len(episodes.steps), episodes.duration > 0
-    in_episodes = float(episodes.duration[ended].sum(dtype=np.float64)) / 1e9
-    running = _running_time(episodes.start[ended], episodes.duration[ended])
+    count = len(episodes.steps)
+    in_episodes = float(episodes.duration[episodes.duration > 0].sum(dtype=np.float64)) / 1e9
+    running, steps_per_second = speed(episodes)
     outcomes = np.bincount(episodes.outcome, minlength=len(OUTCOMES)).tolist()
     counted = episodes.take(np.flatnonzero(episodes.counted(by_outcome)))
     has_objectives = ~np.isnan(counted.objectives).all(axis=1)
@@ -229,22 +231,30 @@ def _summary(
         "agents": {str(name): _spread(values[~np.isnan(values)]) for name, values in zip(agents, counted.agents.T)},
         "objectives": [_spread(objective) for objective in counted.objectives[has_objectives].T],
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
-        "duration": {"wall": _wall_time(episodes), "episodes": in_episodes, "running": running},
-        "steps_per_second": float(episodes.lengths[ended].sum()) / running if running else None,
+        "duration": {"wall": wall_time(episodes), "episodes": in_episodes, "running": running},
+        "steps_per_second": steps_per_second,
         "storage": None if writers is None else _storage(writers),
     }
 
 
-def _wall_time(episodes: EpisodeArrays) -> float | None:
-    starts, ends = episodes.start[episodes.start != _UNKNOWN], episodes.end[episodes.end != _UNKNOWN]
+def wall_time(episodes: EpisodeArrays) -> float | None:
+    """Return the seconds from the first start to the last end; None if unknown."""
+    starts, ends = episodes.start[episodes.start != UNKNOWN_TIME], episodes.end[episodes.end != UNKNOWN_TIME]
     if not len(starts) or not len(ends):
         return None
     return max(0, int(ends.max()) - int(starts.min())) / 1e9
 
 
+def speed(episodes: EpisodeArrays) -> tuple[float, float | None]:
+    """Return the seconds with at least one ended episode running, and their steps per such second; None without."""
+    ended = episodes.duration > 0
+    running = _running_time(episodes.start[ended], episodes.duration[ended])
+    return running, float(episodes.lengths[ended].sum()) / running if running else None
+
+
 def _running_time(starts: Array, durations: Array) -> float:
     """Return the seconds with at least one episode running. starts, durations: in ns."""
-    is_known = starts != _UNKNOWN
+    is_known = starts != UNKNOWN_TIME
     unknown = durations[~is_known].sum(dtype=np.float64)
     starts, durations = starts[is_known], durations[is_known]
     order = np.argsort(starts, kind="stable")

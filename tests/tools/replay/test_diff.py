@@ -81,7 +81,7 @@ def test_different_runs_are_shown_side_by_side_and_exit_with_3(tmp_path: Path) -
     done = run("diff", tmp_path / "a", tmp_path / "b")
     assert done.exit_code == 3
     assert "A has" in done.stdout
-    assert "return mean" in done.stdout
+    assert "mean return" in done.stdout
     plain = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
     assert plain["identical"] is False
     assert plain["same"] == 0
