@@ -71,7 +71,7 @@ def test_the_samples_of_a_single_run_are_its_episodes(tmp_path: Path) -> None:
     (group,) = compare([record(tmp_path / "t", returns)]).groups
     assert (group.name, group.over) == (str(tmp_path / "t"), "episodes")
     assert (group.mean.value, group.median.value) == (pytest.approx(178 / 9), 5)
-    assert group.iqm.value == 5  # of 3 to 7: a quarter of 9 is 2
+    assert group.iqm.value == 5  # the mean from 3 to 7: a quarter of 9 is 2
     assert 2 <= group.iqm.low < 5 < group.iqm.high <= 50
     assert compare([tmp_path / "t"]).groups[0].iqm == group.iqm
 
