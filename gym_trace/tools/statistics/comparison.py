@@ -154,9 +154,10 @@ def compare(
         TraceNotFound: no trace in a directory.
 
     Examples:
-        >>> compared = gym_trace.compare({"ppo": ["runs/ppo-0", "runs/ppo-1"], "dqn": ["runs/dqn-0", "runs/dqn-1"]})
-        >>> compared.groups[0].iqm
-        Estimate(value=171.4, low=160.2, high=182.6)
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> early, late = gym_trace.compare({"early": [trace[:10]], "late": [trace[10:]]}).groups
+        >>> round(early.iqm.value, 1), round(late.iqm.value, 1), late.over
+        (20.5, 21.8, 'episodes')
     """
     if x not in AXES:
         raise InvalidOption(f"x={x!r}: invalid; pass one of {', '.join(AXES)}")
