@@ -81,6 +81,20 @@ def offered_states(env: gymnasium.Env[Any, Any], every: int) -> States:
     return states
 
 
+def settable_states(env: gymnasium.Env[Any, Any], trust: bool) -> States:
+    """Return states_of() for setting states from a file.
+
+    Raises EnvironmentUnavailable if the environment offers no state, or passes on bytes unchecked and is not trusted.
+    """
+    name, states = type(env.unwrapped).__name__, states_of(env)
+    if states is None:
+        raise EnvironmentUnavailable(f"{name} offers no state to set: it lacks get_state() and set_state()")
+    if not (trust or is_checked(states)):
+        raise EnvironmentUnavailable(f"{name} does not check states, so those of the trace may do harm; if you trust "
+                                     "it, pass --trust (trust=True in Python)")  # fmt: skip
+    return states
+
+
 def is_checked(states: States) -> bool:
     """Return True if set_state() is safe with untrusted bytes."""
     return isinstance(states, _MuJoCo)

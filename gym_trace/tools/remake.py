@@ -21,7 +21,7 @@ from gym_trace.data.vocabulary import ENVIRONMENT, Outcome
 from gym_trace.envs import spaces
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.recipe import call_of, changed_factory, name_of, recorded_factory
-from gym_trace.envs.states import States, is_checked, restore_state, states_of
+from gym_trace.envs.states import restore_state, settable_states, states_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, warn
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import write_facts
@@ -208,7 +208,7 @@ class _Remaking:
         try:
             self._states = states_of(env)
             if start == STATES:
-                _check_states(env, self._states, making.trust)
+                settable_states(env, making.trust)
             seen = first.replay.seen = layout_of(spaces.describe(env.observation_space), ("observations",))
             shared = {leaf for leaf, *_ in shared_leaves(about.layouts.observations, seen)}
             self.uncompared = {leaf.label: None for leaf in about.layouts.observations.leaves() if leaf not in shared}
@@ -309,18 +309,6 @@ class _Remaking:
 
 def _render_mode(making: Making) -> Any:
     return (making.env_kwargs or {}).get("render_mode")
-
-
-def _check_states(env: Any, states: States | None, trust: bool) -> None:
-    """Raise InvalidOption if an environment has no states, EnvironmentUnavailable if setting them needs trust."""
-    name = type(env.unwrapped).__name__
-    if states is None:
-        raise InvalidOption(f"start={STATES!r}: {name} has no states to set; omit it")
-    if not (trust or is_checked(states)):
-        raise EnvironmentUnavailable(
-            f"start={STATES!r}: would pass the trace's states to set_state() of {name}; if you trust this trace, "
-            "pass --trust (trust=True in Python)"
-        )
 
 
 def _is_over(episode: Episode, results: FirstDifferences, steps: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -23,7 +23,7 @@ from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
-from gym_trace.envs.states import can_restore, is_checked, least_compared, restore_state, states_of
+from gym_trace.envs.states import can_restore, least_compared, restore_state, settable_states
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import error_text
@@ -68,8 +68,8 @@ class Verdict:
         reason: why it is unverifiable, what is damaged, or another note.
         crash: result of the action in progress when the recording was killed, if it was executed again.
         needed: number of episodes right before it in its lane that had to be replayed first in the same environment,
-            because without them its start is unknown or its results differ. If the first episode of a lane that follows
-            another also matches by itself, for 100 steps, this is not tried for those after it, which then have 0.
+            because without them its start is unknown or its results differ. The first seeded episode of a lane that
+            follows another is tried by itself; if it matches, those after it are not, and have 0.
         divergences: how far each leaf of observations and the rewards depart, the earliest first, when an episode that
             differs is replayed to its end by itself, in a fresh environment. Differences of other replays may begin at
             other steps. Empty if it cannot be started by itself.
@@ -266,7 +266,7 @@ class LaneReplay:
         self.seen: Layout | None = None
         self._simulation: _Simulation | None = None
         self._tries_earlier = True  # False once an episode differed in all attempts: more attempts take too long
-        self._depends: bool | None = None  # True if an episode differed without those before it; None: not tried yet
+        self._depends: bool | None = None  # True if seeded episodes differ without those before them; None: unknown
 
     def close(self) -> None:
         if self._simulation is not None:
@@ -278,31 +278,21 @@ class LaneReplay:
         verdict, origin = self._best_attempt(position)
         if verdict.verdict == DIFFERS:
             return self._checked_twice(position, verdict)
-        if origin is not None and origin < position and not verdict.needed and self._needs_earlier(position):
-            return replace(verdict, needed=position - origin)
+        if verdict.needed and self._is_seeded(position):
+            self._depends = True
+        elif self._depends and origin is not None and origin < position and self._is_seeded(position):
+            return replace(verdict, needed=(position - origin) * self._differs_alone(position))
         return verdict
 
-    def _needs_earlier(self, position: int) -> bool:
-        """Return True if an episode that matched in its turn differs by itself.
-
-        One that matches, or whose attempts differ from each other, ends these attempts for the lane.
-        """
-        if self._depends is False:
-            return False
+    def _differs_alone(self, position: int) -> bool:
+        """Return True if an episode that matched in its turn differs by itself, in a fresh environment."""
         in_turn, self._simulation = self._simulation, None
         try:
             found = self._play_from(position, position, steps=_PROBED_STEPS)
-            if self._depends is None:  # a single difference may be by chance
-                again = (
-                    found
-                    if found is None or found.matches
-                    else self._play_from(position, position, steps=_PROBED_STEPS)
-                )
-                self._depends = found is not None and not found.matches and str(again) == str(found)
         finally:
             self.close()
             self._simulation = in_turn
-        return self._depends and found is not None and found.verdict == DIFFERS
+        return found is not None and found.verdict == DIFFERS
 
     def one_step(self, position: int) -> Verdict:
         """Play an episode; set the environment to each recorded state, and compare the step from there.
@@ -425,13 +415,7 @@ class LaneReplay:
         if not states:
             raise EnvironmentUnavailable(STEPS_LOST if episode.first_step else _NO_STATES)
         simulation = simulation or self._fresh()
-        name, kind = type(simulation.env.unwrapped).__name__, states_of(simulation.env)
-        if kind is None:
-            raise EnvironmentUnavailable(f"{name} here offers no state to set: it lacks get_state() and set_state()")
-        if not (self._trust or is_checked(kind)):
-            raise EnvironmentUnavailable(f"{name} does not check states, so they may do harm; if you trust this trace, "
-                                         "pass --trust (trust=True in Python)")  # fmt: skip
-        simulation.kind, simulation.states = kind, states
+        simulation.kind, simulation.states = settable_states(simulation.env, self._trust), states
         return simulation
 
     def _set(self, simulation: _Simulation, episode: Episode, last: int) -> int | None:
@@ -578,13 +562,16 @@ class LaneReplay:
         episode = self._episode(position)
         if episode.first_step:
             return verdict_on(episode, UNVERIFIABLE, reason=STEPS_LOST), None
-        is_fresh, restorable = self._simulation is None, is_restorable(episode)
-        simulation = self._simulation or self._fresh()
+        tries_alone = self._depends is None and self._lane.follows[position] and self._is_seeded(position)
+        is_fresh, restorable = self._simulation is None or tries_alone, is_restorable(episode)
+        simulation = self._fresh() if is_fresh else cast(_Simulation, self._simulation)
         origin = simulation.origin if self._is_next(simulation, position) else position
         best, best_origin = None, origin
         if restorable or origin < position:
             best = self._attempt(simulation, position, episode)
             best = best if restorable else replace(best, needed=position - origin)
+            if tries_alone and best.matches:
+                self._depends = False
         for other in (*self._origins(origin), *([position] if restorable and not is_fresh else [])):
             if best is not None and (best.verdict != DIFFERS or (other < position and not self._tries_earlier)):
                 continue

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,12 @@ def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
     trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "a", 6))
     recorder = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "b")
     (lane,) = lanes_of(trace)
-    envs = iter([recorder, gymnasium.make("CartPole-v1")])  # the second is for trying an episode by itself
-    replay = LaneReplay(trace, lane, lambda: next(envs), Comparison())
-    assert {replay.play(position).verdict for position in range(6)} == {"identical"}
+    replay = LaneReplay(trace, lane, partial(gymnasium.make, "CartPole-v1"), Comparison())
+    for position in range(6):
+        generator = replay.generator_before(position)
+        assert replay.play_in(recorder, position, len(trace[position]), generator)[0].verdict == "identical"
     recorder.close()
+    assert len(open_trace(tmp_path / "b")) == 6
     assert differences(tmp_path / "a", tmp_path / "b") == []
     assert {verdict.verdict for verdict in verify_trace(tmp_path / "b")} == {"identical"}
 

@@ -79,7 +79,7 @@ def test_each_frame_shows_the_recorded_state(tmp_path: Path) -> None:
         assert shown(trace, tmp_path / "states", start="states")[:40] == places[:40]
     with pytest.warns(UserWarning, match="shows the replay"):
         assert shown(trace, tmp_path / "replay", start="replay")[:40] != places[:40]
-    with pytest.warns(UserWarning, match=r"; if you trust this trace, pass --trust .*shows the replay"):
+    with pytest.warns(UserWarning, match=r"; if you trust it, pass --trust .*shows the replay"):
         shown(trace, tmp_path / "untrusted", trust=False)
     with pytest.raises(InvalidOption, match="start='film': unknown; pass one of auto, replay, states"):
         shown(trace, tmp_path / "film", start="film")

@@ -215,20 +215,20 @@ ALONE = "matches only by itself, in a fresh environment"
 @pytest.mark.parametrize(
     ("episodes", "drawn", "verdict", "needed", "reason"),
     [
-        ([0, 1], [7, 8, 8], "identical", 0, ""),
-        ([0, 1], [7, 8, 0, 0], "identical", 1, ""),
-        ([0, 1], [7, 8, 0, 1], "identical", 0, ""),  # by itself, it differs by chance
+        ([0, 1], [7, 8], "identical", 0, ""),
+        ([0, 1], [7, 0, 7, 8, 7, 8], "identical", 1, ""),
+        ([0, 1], [7, 0, 7, 8, 7, 0], "differs", 0, UNSTEADY),
         ([1], [0, 7, 8, 7, 8], "identical", 1, ""),
         ([1], [0, 7, 8, 7, 0], "differs", 0, UNSTEADY),  # once by chance
-        ([0, 1], [7, 0, 8, 8], "identical", 0, ALONE),
-        ([0, 1], [7, 0, 8, 0], "differs", 0, UNSTEADY),
+        ([0, 1, 2], [7, 8, 0, 0, 9, 9], "identical", 0, ALONE),
+        ([0, 1, 2], [7, 8, 0, 0, 9, 0], "differs", 0, UNSTEADY),
     ],
 )
 def test_an_episode_that_differs_first_passes_after_two_matches(
     episodes: Any, drawn: Any, verdict: str, needed: int, reason: str, tmp_path: Path
 ) -> None:
-    Scripted.infos[:] = [7, 8]
-    record(Scripted(length=4), tmp_path, 2, seeded=1, record_infos=True)
+    Scripted.infos[:] = [7, 8, 9]
+    record(Scripted(length=4), tmp_path, 3, seeded=1, record_infos=True)
     Scripted.infos[:] = drawn
     *_, found = verify_trace(tmp_path, episodes=episodes, make_env=lambda: Scripted(length=4))
     assert not Scripted.infos
