@@ -320,6 +320,7 @@ class Recorder:
             else:
                 self.ring.abandon()
         self.phase = Phase.CLOSED
+        self.slabs.reset()  # the memory of the ring is free now, or once arrays in it are
         forks.forget(self)
         self._storage.settle()
         self.attend()

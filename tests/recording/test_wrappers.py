@@ -337,6 +337,29 @@ def test_an_unstorable_value_becomes_its_repr_with_one_warning(tmp_path: Path, o
     assert bits(episode.observations[5]) == bits(good)
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux lists its mappings")
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_a_closed_recorder_frees_its_ring_but_no_array_in_it(tmp_path: Path, kind: str) -> None:
+    def is_mapped() -> bool:
+        return str(tmp_path) in Path("/proc/self/maps").read_text()
+
+    make = {
+        "single": lambda: TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path),
+        "vector": lambda: TraceRecordingVectorWrapper(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]), tmp_path),
+    }
+    env: Any = make[kind]()
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    slabs = env._recorder.ring.slabs
+    slab = np.frombuffer(slabs[1 % len(slabs)], np.uint8)
+    assert is_mapped()
+    del slabs
+    env.close()
+    assert slab[0] == 1  # its sequence number
+    del slab
+    assert not is_mapped()
+
+
 def test_signatures_of_recorders_have_the_options_and_their_defaults() -> None:
     """Type checkers read the same options in RecordingKeywords."""
     options = {field.name: field for field in dataclasses.fields(RecordingOptions)}
