@@ -159,7 +159,7 @@ def test_errors_of_single_steps_do_not_add_up(tmp_path: Path) -> None:
         assert 0 < observations.largest < 5 < observations.steps == rewards.steps  # type: ignore[operator]
         assert observations.growth is None
     steady = recorded(tmp_path / "steady", every=10, made=calm)
-    found = verify_trace(steady, make_env=calm, trust=True, one_step=True, workers=2)
+    found = verify_trace(steady, make_env=calm, trust=True, one_step=True)
     assert [(verdict.verdict, verdict.from_states, verdict.divergences) for verdict in found] == [
         ("identical", 4, ())
     ] * 2
