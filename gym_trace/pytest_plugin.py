@@ -1,4 +1,4 @@
-"""Pytest fixture golden_trace: record once, then verify bit for bit in every run of the tests."""
+"""Pytest fixtures: golden_trace records once, then verifies bit for bit in every run; audit audits an environment."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # pytest loads this module in every project, so the library i
     import gymnasium
 
     from gym_trace.playback.trace import Trace
+    from gym_trace.results import AuditReport
     from gym_trace.tools.replay.resimulate import Verdict
 
 MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
@@ -22,7 +23,7 @@ _REQUESTED = "golden"  # metadata key: the settings that the test requested
 _UNKNOWN = "an unknown value"
 _WRITER = "golden"  # constant writer id: a new recording has the same file names
 
-__all__ = ["GoldenTrace"]
+__all__ = ["GoldenTrace", "audited"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +36,38 @@ def golden_trace(request: pytest.FixtureRequest) -> GoldenTrace:
     """Record an environment once, and verify it against this recording afterwards; see GoldenTrace.__call__."""
     folder = Path(request.path).parent / _FOLDER
     return GoldenTrace(folder, bool(request.config.getoption("--golden-update")))
+
+
+@pytest.fixture
+def audit() -> Callable[..., AuditReport]:
+    """Audit an environment, and fail the test if it does not keep its promises; see audited()."""
+    return audited
+
+
+def audited(
+    make_env: MakeEnv | str,
+    *,
+    require: Collection[str] | None = None,
+    episodes: int = 3,
+    steps: int = 50,
+    seed: int = 0,
+) -> AuditReport:
+    """Audit an environment; the fixture audit calls this. Fails the test if claims do not hold, and names them.
+
+    Args:
+        make_env: function that makes the environment, or an environment id.
+        require: names of claims that must hold and must have been tried; None: whatever can be tried must hold.
+        episodes, steps, seed: see gym_trace.audit().
+    """
+    __tracebackhide__ = True
+    from gym_trace import audit
+
+    report = audit(make_env, episodes=episodes, steps=steps, seed=seed, require=require or ())
+    failed = report.failed if require is not None else [claim for claim in report.claims if claim.verdict == "no"]
+    if failed:
+        lines = [f"{claim.name}: {claim}" for claim in failed]
+        pytest.fail("\n".join([f"audit of {report.environment}", *lines]), pytrace=False)
+    return report
 
 
 class GoldenTrace:

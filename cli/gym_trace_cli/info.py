@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -228,10 +229,22 @@ def _health(info: Info) -> Iterator[str]:
         yield f"no damage found on opening; {show.command('check', directory)} compares every checksum"
 
 
+def _report(path: str) -> Any:
+    """Return the JSON document of a file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path}: {error}") from error
+
+
 @headed("card")
 @trace_argument
-@section("Output", option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH))
-def card(directory: str, output: str | None) -> None:
+@section(
+    "Output",
+    option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH),
+    option("--audit FILE", "List the claims of this output of 'gym-trace audit --json'.", _report),
+)
+def card(directory: str, output: str | None, audit: dict[str, Any] | None) -> None:
     """Show or write a dataset card: Markdown with Hugging Face metadata.
 
     It combines 'gym-trace record --author --license --description --tag' and
@@ -241,7 +254,7 @@ def card(directory: str, output: str | None) -> None:
     \b
     gym-trace card traces/cartpole -o traces/cartpole/README.md
     """
-    text = gym_trace.dataset_card(directory, output)
+    text = gym_trace.dataset_card(directory, output, audit=audit)
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from gym_trace.data.tensors import plain_array
 from gym_trace.data.trees import leaves_of
 from gym_trace.data.values import copied
 from gym_trace.envs.autoreset import FINAL_OBSERVATION, vector_mode
@@ -29,6 +30,7 @@ Make = Callable[..., Any]
 OTHER_SEED = 977_431_207  # of resets whose episodes do not count
 _REMEMBERED = 4  # observations that are compared with their copies in later steps
 _DETOUR = 5  # most steps of an episode that does not count
+_RENDERED = 50  # first steps of an episode that are rendered
 _PAUSES, _PAUSE = 3, 0.01  # of an episode, seconds each
 
 
@@ -113,6 +115,14 @@ class Alone(Arranged):
             self.inner = self.opened()
 
 
+class AsInLane(Alone):
+    """Returns rewards of the type that a vector environment gives them: float64."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, *others = super().step(action)
+        return (observation, np.float64(reward), *others)
+
+
 class AfterCut(Arranged):
     """Cuts an episode of the same or another seed before each episode."""
 
@@ -132,14 +142,14 @@ class Reseeded(Arranged):
 
 
 class Rendered(Arranged):
-    """Renders after each reset and step. calls: whether it does; False: only its render mode differs."""
+    """Renders after resets and steps. calls: whether it does; False: only its render mode differs."""
 
     def __init__(self, make: Make, world: World, calls: bool = True):
         self._calls = calls
         super().__init__(make, world)
 
     def after(self) -> None:
-        if self._calls:
+        if self._calls and self.t <= _RENDERED:
             self.inner.render()
 
 
@@ -268,7 +278,7 @@ class Checked(Arranged):
         self._check(result[0], where)
         misfit = _misfit_of_reward(result[1], hasattr(self.inner.unwrapped, "reward_space"))
         for name, flag in zip(("terminated", "truncated"), result[2:4]):
-            misfit = misfit or ("" if isinstance(flag, (bool, np.bool_)) else f"{name} is {type(flag).__name__}")
+            misfit = misfit or ("" if np.asarray(flag).dtype == np.bool_ else f"{name} is {type(flag).__name__}")
         if misfit:
             self._note("in-space", where, misfit)
         return result
@@ -286,7 +296,8 @@ class Checked(Arranged):
 
 
 def _arrays(tree: Any) -> list[Any]:
-    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, np.ndarray) and leaf.dtype != object]
+    leaves = map(plain_array, leaves_of(tree))
+    return [leaf for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.dtype != object]
 
 
 def _misfit_of_reward(reward: Any, may_be_array: bool) -> str:
@@ -300,6 +311,7 @@ def _misfit_of_reward(reward: Any, may_be_array: bool) -> str:
 
 def misfit_of(space: Any, value: Any, name: str = "observations") -> str:
     """Return what keeps a value out of its space; "" if it is in it."""
+    value = plain_array(value)
     value = np.asarray(value) if isinstance(space, spaces.Box) and isinstance(value, np.generic) else value
     parts: Any = ()
     if isinstance(space, spaces.Dict) and isinstance(value, Mapping) and value.keys() == space.spaces.keys():

@@ -30,11 +30,10 @@ from gym_trace.tools.audit.world import Mode, World, modules_of
 
 _LANES = 3
 _SEEDS = 4  # other seeds whose starts are compared
-_RESETS = 6  # in a row, without a seed
+_RESETS = 5  # in a row, without a seed
 # Seeds this far apart start alike if seeds are taken modulo any of their divisors, such as 10, 50, 256 or 65,536.
 _APART = (2**10 * 3**2 * 5**4 * 7 * 11, 2**16 * 3 * 5**4, 10**9)
 _LONGEST_PERIOD = 2000
-_SPREAD = 3  # seeds that must have the same period
 _HASH_SEEDS = 1, 2
 
 
@@ -347,11 +346,12 @@ class Audit:
         """Return a number modulo which seeds are taken; 0 if none is found."""
         env = Arranged(self._make, self._world)
 
-        def starts(seed: int) -> list[Any]:
-            return [copied(env.reset(seed=one)[0]) for one in (seed, *[None] * _RESETS)]
+        def starts(seed: int, more: int) -> list[Any]:
+            return [copied(env.reset(seed=one)[0]) for one in (seed, *[None] * more)]
 
         def is_period(number: int) -> bool:
-            return all(all(map(_same, starts(seed), starts(seed + number))) for seed in range(1, 1 + _SPREAD))
+            tries = [(1, 0), (2, 0), (3, 0), (1, _RESETS)]  # seeds, and resets in a row that tell chance apart
+            return all(all(map(_same, starts(seed, more), starts(seed + number, more))) for seed, more in tries)
 
         try:
             apart = next(filter(is_period, _APART), 0)
@@ -393,7 +393,7 @@ class Audit:
         for episode in (self._reference.episode(position) for position in self._reference.everything[:2]):
             scripts.append(Script(episode.seed, self._steps, options=episode.options))
             scripts += [] if "seeded" in self._no else [Script(None, self._steps)]
-        record(arranged.Alone(self._make, self._world), path, scripts)
+        record(arranged.AsInLane(self._make, self._world), path, scripts)
         return Reference(path)
 
     def _in_lane(self, mode: Any, lane: int) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.packing import pack_lenient
+from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import KNOWN, known
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -46,7 +47,9 @@ for episode in trace.scan():
 ```"""
 
 
-def dataset_card(trace: TraceLike, path: str | os.PathLike[str] | None = None) -> str:
+def dataset_card(
+    trace: TraceLike, path: str | os.PathLike[str] | None = None, *, audit: Mapping[str, Any] | None = None
+) -> str:
     """Return a dataset card: Markdown with a YAML header, for the README.md of a Hugging Face dataset.
 
     The card shows trace.facts (author, license, description, tags, homepage, citation, reference_scores) and describes
@@ -57,9 +60,12 @@ def dataset_card(trace: TraceLike, path: str | os.PathLike[str] | None = None) -
         trace: a trace, a view, or a directory.
         path: also write the card to this file, such as DIR/README.md. It replaces an earlier card that has the line
             of MARK.
+        audit: an audit of the recorded environment, whose claims the card lists: AuditReport.to_json(), or what
+            `gym-trace audit --json` has printed.
 
     Raises:
         TraceNotFound: no trace in the directory.
+        InvalidOption: audit is not a report, or is about another environment.
         TraceExists: the file at path lacks this line.
         OSError: the file is a link or a directory, or cannot be written.
     """
@@ -82,6 +88,7 @@ def dataset_card(trace: TraceLike, path: str | os.PathLike[str] | None = None) -
         *_recorded(trace, summary),
         "## The environment",
         _bullets(_environment(readers, ids)),
+        *([] if audit is None else _audit(audit, names)),
         *_scores(known_facts.get("reference_scores", {}), summary["return"]["mean"]),
         "## How it was recorded",
         _bullets(_origin(trace, readers)),
@@ -112,6 +119,21 @@ def _header(title: str, names: list[str], facts: dict[str, Any], steps: int) -> 
             "viewer": False,  # the viewer would show the manifests as data
         }
     )
+
+
+def _audit(audit: Mapping[str, Any], names: list[str]) -> Iterator[str]:
+    """Yield the section on an audit. Raises InvalidOption."""
+    try:
+        about, day = str(audit["environment"]), str(audit["date"])
+        claims = [(str(claim["name"]), f"{claim['verdict']}: {claim['text']}") for claim in audit["claims"]]
+        versions = ", ".join(f"{name} {version}" for name, version in audit["versions"].items())
+    except (LookupError, TypeError, AttributeError) as error:
+        raise InvalidOption("audit: not a report; pass what gym-trace audit --json has printed") from error
+    if names and about not in names:
+        raise InvalidOption(f"audit: about {printable(about)}; the trace is of {printable(', '.join(names))}")
+    yield "## What the environment promises and keeps"
+    yield f"`gym-trace audit` of {prose(about)}, {prose(day)}, with {prose(versions)}. It played other episodes."
+    yield _bullets((prose(name), prose(text)) for name, text in claims)
 
 
 def _about(facts: dict[str, Any]) -> Iterator[str]:

@@ -238,3 +238,11 @@ def test_a_report_names_what_failed_and_becomes_json() -> None:
     assert plain["environment"] == "Modulo"
     assert [claim["name"] for claim in plain["claims"]] == list(CLAIMS)
     assert plain["claims"][8]["verdict"] == "no"
+
+
+def test_the_fixture_fails_a_test_with_the_claims_that_do_not_hold(audit: Callable[..., AuditReport]) -> None:
+    assert audit(defects.Walk, episodes=1, steps=5).environment == "Walk"
+    with pytest.raises(pytest.fail.Exception, match=r"^audit of Modulo\nseeded: no: seeds are taken modulo 50"):
+        audit(defects.Modulo, episodes=1, steps=5)
+    with pytest.raises(pytest.fail.Exception, match=r"^audit of Modulo\nfresh-process: not tried"):
+        audit(defects.Modulo, require=["runs", "fresh-process"], episodes=1, steps=5)

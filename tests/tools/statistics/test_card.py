@@ -233,3 +233,23 @@ def test_a_card_is_not_written_through_a_link_or_a_pipe(tmp_path: Path, planted:
     assert result.exit_code == 1
     assert "a link, or no regular file" in result.stderr
     assert not outside.exists()
+
+
+def test_a_card_lists_the_claims_of_an_audit_of_its_environment(tmp_path: Path) -> None:
+    with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "t") as env:
+        gym_trace.record_episodes(env, episodes=1, seed=0)
+    claim = {"name": "seeded", "verdict": "no", "text": "seeds are ignored <b>"}
+    report = {"environment": "CartPole-v1", "date": "2026-11-27", "versions": {"gymnasium": "1.4.0"}, "claims": [claim]}
+    (tmp_path / "audit.json").write_text(json.dumps(report))
+    card = ok("card", tmp_path / "t", "--audit", tmp_path / "audit.json").stdout
+    assert "`gym-trace audit` of CartPole-v1, 2026-11-27, with gymnasium 1.4.0." in card
+    assert "- **seeded**: no: seeds are ignored \\<b\\>" in card
+    for other, problem in (
+        (report | {"environment": "Pong"}, "about Pong; the trace is of CartPole-v1"),
+        ([], "not a"),
+    ):
+        (tmp_path / "audit.json").write_text(json.dumps(other))
+        done = run("card", tmp_path / "t", "--audit", tmp_path / "audit.json")
+        assert done.exit_code == 2
+        assert problem in done.stderr
+    assert run("card", tmp_path / "t", "--audit", tmp_path / "none.json").exit_code == 2

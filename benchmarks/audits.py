@@ -1,0 +1,123 @@
+"""Audit environments of other packages, and write the table of docs/guides/audit.md.
+
+Usage: python benchmarks/audits.py [WORD ...]    with words: only lines of ENVIRONMENTS with one of them; writes nothing
+
+Each is audited by the command line in a process of its own. What does not install is left out:
+pip install "gymnasium[box2d,mujoco]" jax ale-py minigrid dm_control "pettingzoo[butterfly,classic]" envpool
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from gym_trace.tools.audit.report import CLAIMS
+
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "audit.md"
+BEGIN, END = "<!-- begin: benchmarks/audits.py -->", "<!-- end: benchmarks/audits.py -->"
+SECONDS = 1800  # most of an audit
+MARKS = {"yes": "yes", "no": "**no**", "not tried": "–"}
+MUJOCO = (
+    *("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"),
+    *("Pusher", "Reacher", "Swimmer", "Walker2d"),
+)
+CONTROL = (
+    "domain_name=cartpole --env-arg task_name=swingup",
+    "domain_name=cheetah --env-arg task_name=run",
+    "domain_name=finger --env-arg task_name=turn_easy",
+    "domain_name=humanoid --env-arg task_name=walk",
+    "domain_name=reacher --env-arg task_name=easy",
+)
+ENVIRONMENTS = f"""
+Acrobot-v1, CartPole-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1
+Blackjack-v1, CliffWalking-v1, CliffWalkingSlippery-v1, FrozenLake-v1, FrozenLake8x8-v1, Taxi-v4
+BipedalWalker-v3, BipedalWalkerHardcore-v3, LunarLander-v3, LunarLanderContinuous-v3
+CarRacing-v3 --episodes 3 --steps 40
+{", ".join(f"{name}-v5" for name in MUJOCO)}
+phys2d/CartPole-v1, phys2d/Pendulum-v0, tabular/Blackjack-v0, tabular/CliffWalking-v0
+{", ".join(f"ALE/{name}-v5 --import ale_py" for name in ("Pong", "Breakout", "MontezumaRevenge", "SpaceInvaders"))}
+MiniGrid-Empty-8x8-v0, MiniGrid-DoorKey-8x8-v0, MiniGrid-FourRooms-v0, MiniGrid-Dynamic-Obstacles-6x6-v0
+BabyAI-GoToObj-v0
+{", ".join(f"--make dm_control.suite:load --env-arg {arguments}" for arguments in CONTROL)}
+--make pettingzoo.butterfly.pistonball_v6:parallel_env --episodes 3 --steps 40
+--make pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env --episodes 3 --steps 60
+--make pettingzoo.butterfly.cooperative_pong_v6:parallel_env --episodes 3 --steps 40
+--make pettingzoo.classic.tictactoe_v3:env, --make pettingzoo.classic.connect_four_v3:env
+--make pettingzoo.classic.rps_v2:env, --make pettingzoo.classic.leduc_holdem_v4:env
+--make pettingzoo.classic.texas_holdem_v4:env, --make pettingzoo.classic.chess_v6:env --episodes 4 --steps 60
+--make envpool:make_gymnasium --env-arg task_id=CartPole-v1 --env-arg num_envs=3
+--make envpool:make_gymnasium --env-arg task_id=Pendulum-v1 --env-arg num_envs=3
+--make envpool:make_gymnasium --env-arg task_id=Blackjack-v1 --env-arg num_envs=3
+--make envpool:make_gymnasium --env-arg task_id=HalfCheetah-v4 --env-arg num_envs=3
+--make envpool:make_gymnasium --env-arg task_id=Pong-v5 --env-arg num_envs=3
+"""
+
+
+def audited(line: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the report, and the error if there is none."""
+    command = [str(Path(sys.executable).with_name("gym-trace")), "audit", *shlex.split(line), "--json"]
+    if line.startswith("ALE/"):
+        command += ["--episodes", "4", "--steps", "100"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env={**os.environ, **SETTINGS})
+    except subprocess.TimeoutExpired:
+        return None, f"took more than {SECONDS} s"
+    if done.returncode:
+        return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return json.loads(done.stdout), ""
+
+
+SETTINGS = {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl"), "SDL_VIDEODRIVER": "dummy", "PYTHONWARNINGS": "ignore"}
+
+
+def name_of(line: str) -> str:
+    """Return the id, or the factory with its arguments."""
+    words = shlex.split(line)
+    if words[0] != "--make":
+        return words[0]
+    package, _, function = words[1].partition(":")
+    values = [word.partition("=")[2] for word in words if "=" in word and not word.startswith("num_envs")]
+    return f"{package.partition('.')[0]} {' '.join(values) or package.rpartition('.')[2]} ({function})"
+
+
+def table(rows: list[tuple[str, dict[str, Any]]]) -> str:
+    """Return the table in Markdown, and below it what does not hold."""
+    day = datetime.now(timezone.utc).date().isoformat()
+    versions: dict[str, str] = {}
+    for _, report in rows:
+        versions |= report["versions"]
+    lines = [f"| of {day} | {' | '.join(CLAIMS)} |", "|---" * (1 + len(CLAIMS)) + "|"]
+    for name, report in rows:
+        verdicts = {claim["name"]: MARKS[claim["verdict"]] for claim in report["claims"]}
+        lines.append(f"| {name} | {' | '.join(verdicts[claim] for claim in CLAIMS)} |")
+    return "\n".join([*lines, "", ", ".join(f"{name} {version}" for name, version in versions.items())])
+
+
+def main(wanted: list[str]) -> None:
+    rows = []
+    for line in (each.strip() for each in ENVIRONMENTS.replace("\n", ",").split(",") if each.strip()):
+        if wanted and not any(word in line for word in wanted):
+            continue
+        begin = time.monotonic()
+        report, error = audited(line)
+        print(f"{name_of(line):60} {time.monotonic() - begin:6.1f} s  {error}", flush=True)
+        if report is None:
+            continue
+        rows.append((name_of(line), report))
+        for claim in report["claims"]:
+            if claim["verdict"] != "yes":
+                print(f"    {claim['name']:18} {claim['verdict']}: {claim['text']}", flush=True)
+    if not wanted:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
