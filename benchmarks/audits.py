@@ -61,7 +61,7 @@ BabyAI-GoToObj-v0
 
 
 def audited(line: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the report, and the error if there is none."""
+    """Return the report; or None, and the error."""
     command = [str(Path(sys.executable).with_name("gym-trace")), "audit", *shlex.split(line), "--json"]
     if line.startswith("ALE/"):
         command += ["--episodes", "4", "--steps", "100"]

@@ -60,6 +60,7 @@ def command(
     \b
     gym-trace audit CartPole-v1 --require deterministic,seeded,stateless-reset
     """
+    without_display()
     required = [name.strip() for names in require for name in names.split(",")]
     options: dict[str, Any] = {"episodes": episodes, "steps": steps, "seed": seed, "require": required}
     subject: Any
@@ -75,7 +76,6 @@ def command(
     else:
         import_modules(named.imports)
         subject = replace(named, is_of_any_kind=True)
-    without_display()
     report = gym_trace.audit(subject, on_claim=None if as_json else _print, **options)
     if as_json:
         show.json_line(report.to_json())

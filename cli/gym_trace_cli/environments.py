@@ -240,7 +240,8 @@ def _make_by_id(env_id: str, env_args: dict[str, Any], **render_mode: Any) -> An
 
 
 def without_display() -> None:
-    """Make SDL draw without a display, and hide its message."""
+    """Make SDL draw without a display, and hide the message of pygame: stdout belongs to the command."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if not any(map(os.environ.get, _DISPLAYS)):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
