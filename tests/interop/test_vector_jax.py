@@ -10,7 +10,7 @@ import pytest
 from gymnasium import vector
 from numbered_lanes import NEXT_STEP, SAME_STEP, SPACES, as_arrays_of, make_vector_env, parts_of, run_lanes
 
-from gym_trace import TraceRecordingVectorWrapper
+from gym_trace import TraceRecordingVectorWrapper, TraceWriter, open_trace
 from gym_trace.recording.vector import device_rows, steps
 
 jax = pytest.importorskip("jax")
@@ -43,3 +43,15 @@ def test_jax_arrays_are_packed(
         plain = run_lanes(make("host"), lambda value: value, np.asarray)
         found = run_lanes(make("jax", device_lag=lag), convert, np.asarray)
     assert parts_of(found) == parts_of(plain)
+
+
+def test_the_arrays_of_rollouts_are_copied_by_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_rows, "is_on_device", lambda leaf: isinstance(leaf, jax.Array))
+    get, calls = jax.device_get, []
+    monkeypatch.setattr(jax, "device_get", lambda arrays: calls.append(len(arrays)) or get(arrays))
+    observations, zeros = jax.numpy.arange(12.0).reshape(3, 2, 2), jax.numpy.zeros((2, 2))
+    with TraceWriter(tmp_path / "t") as writer:
+        writer.rollouts({"a": observations}, zeros, np.ones((2, 2)), zeros, zeros, annotations={"b": zeros})
+    assert calls == [5]
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.observations["a"].tolist() == observations[:, episode.lane].tolist()

@@ -31,7 +31,7 @@ from raising_signals import CallsAt, InterruptsAt
 
 from gym_trace import TraceRecordingVectorWrapper, TraceWriter, open_trace
 from gym_trace.errors import InvalidOption, RecordingError
-from gym_trace.recording.vector import device_rows, steps
+from gym_trace.recording.vector import device_rows, rollouts, steps
 
 torch = pytest.importorskip("torch")
 HOT = {device_rows.__file__, steps.__file__}
@@ -52,6 +52,12 @@ class OnDevice(torch.Tensor):  # type: ignore[misc]
     def cpu(self) -> Any:
         OnDevice.copies += 1
         return self.as_subclass(torch.Tensor).clone()
+
+    def to(self, _: str, non_blocking: bool) -> Any:
+        OnDevice.copies += 1
+        target = torch.full(self.shape, 99).to(self.dtype)
+        Streams.waiting.append((target, lambda: self))
+        return target
 
 
 def on_device(value: Any) -> Any:
@@ -554,9 +560,42 @@ def test_invalid_lags_raise(tmp_path: Path) -> None:
         TraceRecordingVectorWrapper(Counting(), tmp_path / "t", device_lag=1, episode_filter=lambda _: True)
 
 
-def test_rollouts_and_single_steps_take_arrays_on_a_device(tmp_path: Path) -> None:
-    observations, actions = on_device(np.arange(12.0).reshape(3, 2, 2)), on_device(np.arange(4).reshape(2, 2))
-    flags = on_device(np.zeros((2, 2), np.bool_))
+class CurrentStream(Streams):
+    """The copies to the host are on the current stream, which is waited for."""
+
+    waits = 0
+
+    def current_stream(self, _: Any) -> Any:
+        return self
+
+    def synchronize(self) -> None:
+        CurrentStream.waits += 1
+        self.record(None)
+        super().synchronize()
+
+
+@pytest.mark.parametrize("streams", [None, CurrentStream()])
+def test_the_arrays_of_rollouts_are_copied_once_and_waited_for_together(
+    tmp_path: Path, streams: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_rows, "_stream_module", lambda _: streams)
+    monkeypatch.setattr(OnDevice, "copies", 0)
+    monkeypatch.setattr(CurrentStream, "waits", 0)
+    observations, actions = on_device({"a": np.arange(12.0).reshape(3, 2, 2)}), on_device(np.arange(4).reshape(2, 2))
+    flags, ones = on_device(np.zeros((2, 2), np.bool_)), on_device(np.ones((2, 2), np.float32))
     with TraceWriter(tmp_path / "t") as writer:
-        writer.rollouts(observations, actions, on_device(np.ones((2, 2))), flags, flags)
-    assert [episode.actions.tolist() for episode in open_trace(tmp_path / "t")] == [[0, 2], [1, 3]]
+        writer.rollouts(observations, actions, ones, flags, flags, annotations={"value": ones})
+        assert (OnDevice.copies, CurrentStream.waits) == (6, int(streams is not None))
+    for lane, episode in enumerate(open_trace(tmp_path / "t")):
+        assert episode.observations["a"][:, 0].tolist() == [2 * lane, 2 * lane + 4, 2 * lane + 8]
+        assert episode.actions.tolist() == [lane, lane + 2]
+        assert episode.rewards.tolist() == episode.annotations["value"].tolist() == [1, 1]
+
+
+def test_rollouts_read_arrays_on_the_host_where_they_are() -> None:
+    rows, whole = np.zeros((2, 3)), np.zeros((3, 3, 4))
+    given = torch.from_numpy(whole), {"a": rows}, rows, rows > 0, torch.from_numpy(rows > 0), None, {}, {"b": rows}
+    batch = rollouts.Batch.of(*given)
+    assert np.shares_memory(batch.observations, whole)
+    assert np.shares_memory(batch.truncations, given[4].numpy())
+    assert batch.actions["a"] is batch.rewards is batch.infos["b"] is rows

@@ -1,4 +1,4 @@
-"""Copy the arrays of a step from a device to the host: the recorded rows of all arrays in one transfer.
+"""Copy arrays from a device to the host: the recorded rows of all arrays of a step in one transfer, or whole arrays.
 
 A tree is an array, or nested dicts and tuples of arrays, with one row per lane. Copies are planned once per signature:
 the library, dtype, shape and device of each array. A plan packs the bytes of all rows side by side on the device,
@@ -144,6 +144,31 @@ class DeviceCopies:
         if type(rows) is not np.ndarray or rows.dtype == object:
             raise TypeError("the environment may change it")
         return rows.copy()
+
+
+def fetched(leaves: Sequence[Any]) -> list[Any]:
+    """Copy arrays on devices as a whole, all before the first is waited for; return other values as they are.
+
+    PyTorch copies into page-locked memory, which it uses again, where the device has streams.
+    """
+    try:
+        found, streams = list(map(_as_tensor, leaves)), {}
+        for position, leaf in enumerate(found):
+            if library_of(type(leaf)) == PYTORCH and is_on_device(leaf) and numpy_dtype(leaf.dtype) is not None:
+                streams[leaf.device] = module = _stream_module(leaf.device)
+                plain = leaf.detach().resolve_conj().resolve_neg()
+                found[position] = plain.cpu() if module is None else plain.to("cpu", non_blocking=True)
+        if of_jax := [i for i, leaf in enumerate(found) if library_of(type(leaf)) == JAX and is_on_device(leaf)]:
+            arrays = sys.modules["jax"].device_get([found[position] for position in of_jax])
+            for position, array in zip(of_jax, arrays):
+                found[position] = array
+        for device, module in streams.items():
+            if module is not None:
+                module.current_stream(device).synchronize()
+        return found
+    except Exception as error:  # foreign arrays may raise anything; the caller copies them one by one
+        raise_if_of_signal(error)
+        return list(leaves)
 
 
 def _as_tensor(leaf: Any) -> Any:

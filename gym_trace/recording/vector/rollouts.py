@@ -14,6 +14,7 @@ from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.autoreset import named_mode
 from gym_trace.errors import InvalidOption, raise_if_of_signal
 from gym_trace.format.ring.lanes.autoreset import DISABLED, SAME_STEP
+from gym_trace.recording.vector.device_rows import fetched
 from gym_trace.recording.vector.steps import LaneSteps
 
 Tree = Any  # an array, or a dict or tuple of trees
@@ -56,8 +57,10 @@ class Batch(NamedTuple):
         given = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
         if finals is not None:
             given["final_observations"] = finals
-        found = {name: _plain(value, name) for name, value in {**given, **more_annotations, **more}.items()}
-        seen = _plain(observations, "observations")
+        given |= {"observations": observations, **more_annotations, **more}
+        leaves = iter(fetched([*_leaves(given)]))
+        found = {name: _plain(value, name, leaves) for name, value in given.items()}
+        seen = found.pop("observations")
         times, lanes = _shape_of(found["rewards"])
         if not lanes:
             raise InvalidOption(
@@ -230,12 +233,22 @@ def _steps_of(batch: Batch) -> Iterator[_Held]:
 # -- trees of arrays --------------------------------------------------------------------------------------------------
 
 
-def _plain(value: Any, name: str) -> Tree:
-    """Convert the arrays of a tree to NumPy's. Raises InvalidOption."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_plain(item, f"{name}[{number}]") for number, item in enumerate(value))
+def _leaves(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of a tree of any mappings and tuples."""
+    if isinstance(tree, (Mapping, tuple)):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _leaves(part)
+    else:
+        yield tree
+
+
+def _plain(tree: Any, name: str, leaves: Iterator[Any]) -> Tree:
+    """Convert a tree to dicts, tuples and arrays of NumPy. leaves: of the tree, on the host. Raises InvalidOption."""
+    if isinstance(tree, Mapping):
+        return {key: _plain(part, f"{name}[{key!r}]", leaves) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_plain(part, f"{name}[{number}]", leaves) for number, part in enumerate(tree))
+    value = next(leaves)
     array = plain_array(value)
     if isinstance(array, RawArray):
         raise InvalidOption(f"{name}: NumPy lacks {array.dtype}; pass float32 (tensor.float()) or another dtype")
