@@ -52,8 +52,8 @@ class Episode(KnowsOtherNames):
         outcome: "terminated", "truncated", "cut", "closed", "lost" or "running". A part has the outcome of its episode.
         seed: the seed passed to reset, or None.
         split: such as "train" or "eval".
-        has_final_observation: True if the last row of observations follows the last step. False if an import did not
-            find it: the row is a placeholder, NaN, 0 or "".
+        has_final_observation: True if the last row of observations follows the last step. False if an import, or a
+            vector environment, did not have it: the row is a placeholder, NaN, 0 or "".
         start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: monotonic clock, ns.
     """
 

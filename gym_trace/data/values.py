@@ -112,6 +112,11 @@ def class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
+    """Return one row that stands for an unknown one: NaN or 0, (1, *shape); for text (dtype None) [""]."""
+    return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
+
+
 def objects(items: list[Any]) -> Array:
     """Return a one-dimensional array of dtype object that holds items unchanged."""
     array = np.empty(len(items), object)

@@ -37,7 +37,7 @@ class FragmentFlag(IntFlag):
     TRUNCATED = 1 << 3
     STOPS = 1 << 4
     ENDS = 1 << 5
-    PLACEHOLDER = 1 << 6  # the last observation row is unknown: the import did not find it
+    PLACEHOLDER = 1 << 6  # the last observation row is unknown: an import or an environment did not have it
 
 
 OPTIONAL_ROOTS = ("annotations", "states")  # roots of columns that steps, and so chunks, may lack

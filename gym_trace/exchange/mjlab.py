@@ -14,7 +14,6 @@ import numpy as np
 from gymnasium import Space, vector
 
 from gym_trace.data.episode import Episode
-from gym_trace.data.tensors import plain_array
 from gym_trace.data.trees import mapped
 from gym_trace.envs import spaces
 from gym_trace.errors import InvalidOption, MissingExtra
@@ -45,8 +44,8 @@ def recorder(
 ) -> RecorderTermCfg:
     """Return the configuration of a term that records all steps, for cfg.recorders of an environment.
 
-    mjlab resets an environment in the step that ends its episode, and never computes the last observation, so its row
-    is NaN (0 for integers). With cfg.auto_reset = False the last observations are recorded.
+    mjlab resets an environment in the step that ends its episode, and never computes the last observation:
+    Episode.has_final_observation is False. With cfg.auto_reset = False the last observations are recorded.
 
     Args:
         directory: of the trace; None: a new temporary one.
@@ -127,25 +126,18 @@ class _Results(vector.VectorEnv[Any, Any, Any]):
         self.single_action_space = _space(env.action_manager.action)
         self.observation_space = vector.utils.batch_space(self.single_observation_space, self.num_envs)
         self.action_space = vector.utils.batch_space(self.single_action_space, self.num_envs)
-        self._infos = {"final_obs": mapped(_unknown, env.obs_buf)} if env.cfg.auto_reset else {}
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         return self._env.obs_buf, {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         env = self._env
-        return env.obs_buf, env.reward_buf, env.reset_terminated, env.reset_time_outs, self._infos
+        return env.obs_buf, env.reward_buf, env.reset_terminated, env.reset_time_outs, {}
 
 
 def _space(batch: Any) -> Space[Any]:
     """Return the space of one environment: boxes without bounds."""
     return spaces.restore(spaces.inferred(mapped(lambda rows: rows[0], batch)))
-
-
-def _unknown(batch: Any) -> Any:
-    """Return rows that stand for unknown observations, without memory for each."""
-    row = plain_array(torch.full_like(batch[0], torch.nan if batch.is_floating_point() else 0))
-    return np.broadcast_to(row, (len(batch), *row.shape))
 
 
 def restore(env: Any, episode: Episode, step: int, env_ids: Any = slice(None)) -> None:

@@ -278,7 +278,8 @@ class TraceWriter:
             actions, rewards, terminations, truncations: shape (T, N, ...). Step t ends the episode of a lane if one of
                 its flags is not 0.
             final_observations: shape (T, N, ...), with "SameStep": the last observations of the episodes that end. Rows
-                of other lanes are ignored. Without them, first observations replace the last ones, with a warning.
+                of other lanes are ignored. Without them, the last ones are unknown, with a warning:
+                Episode.has_final_observation is False.
             autoreset: autoreset mode, as in vector environments of Gymnasium. "NextStep": the action after an end is
                 ignored, and its result is the first observation of the next episode. "SameStep": the observation
                 after the end is the first one of the next episode. "Disabled": the lane is ignored until the next call,

@@ -218,16 +218,21 @@ def test_end_ends_all_lanes_and_the_next_call_begins_new_episodes(tmp_path: Path
     ]
 
 
-def test_without_last_observations_the_first_ones_stand_in_with_a_warning(tmp_path: Path) -> None:
+def test_without_last_observations_they_are_unknown_with_a_warning(tmp_path: Path) -> None:
     arrays = arrays_of(3)
     arrays["terminations"][1, 2] = True
     writer = TraceWriter(tmp_path)
-    with pytest.warns(UserWarning, match="first observations stand in for the last"):
+    with pytest.warns(UserWarning, match="the last ones of episodes are unknown"):
         writer.rollouts(**arrays, autoreset="same-step")
-    writer.close()
-    assert sorted((e.lane, len(e), e.observations[-1, 0]) for e in open_trace(tmp_path)) == [
-        (0, 3, 3), (1, 3, 103), (2, 1, 203), (2, 2, 202)
-    ]  # fmt: skip
+    for end in (writer.close, writer.close):  # read from the ring, then from a batch
+        found = [
+            (e.lane, e.has_final_observation, *np.nan_to_num(e.observations[:, 0], nan=-1))
+            for e in open_trace(tmp_path)
+        ]
+        assert sorted(found) == [
+            (0, True, 0, 1, 2, 3), (1, True, 100, 101, 102, 103), (2, False, 200, 201, -1), (2, True, 202, 203)
+        ]  # fmt: skip
+        end()
 
 
 @pytest.mark.parametrize(

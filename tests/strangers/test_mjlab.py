@@ -59,6 +59,7 @@ def compared(trace: Any, first: Any, log: Log, has_finals: bool) -> int:
         at, current = 0, first
         for episode in mine:
             rows = log[at : at + len(episode)]
+            assert episode.has_final_observation == (has_finals or not over(rows, lane))
             for group, observations in episode.observations.items():
                 expected = np.array([current[group][lane], *(step["observation"][group][lane] for step in rows)])
                 if over(rows, lane) and not has_finals:

@@ -184,11 +184,6 @@ def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
     return {"type": "Box", "dtype": dtype.str, "shape": list(shape), "low": low, "high": high}
 
 
-def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any:
-    """Return one row that stands for an unknown one: NaN or 0, (1, *shape); for text (dtype None) [""]."""
-    return [""] if dtype is None else np.full((1, *shape), np.nan if dtype.kind in "fc" else 0, dtype)
-
-
 def in_parts(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key that puts a10 after a9."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d{1,18})", name)]

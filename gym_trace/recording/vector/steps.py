@@ -327,7 +327,7 @@ class LaneSteps:
             if self._mode == SAME_STEP:
                 ended = np.flatnonzero(terminated | truncated).tolist()
                 finals = self._finals_in(infos) if ended and packers is self._all else finals
-                last = self._finals(packers, observations, finals, ended) if ended else None
+                last = self._finals(packers, finals, ended) if ended else None
             if self._infos:  # infos of steps and of resets
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
                 step_infos, reset_infos = self._infos_of_step(infos, used, ended)
@@ -458,16 +458,14 @@ class LaneSteps:
     def _finals_in(self, infos: Any) -> Any:
         return last_of(infos, FINAL_OBSERVATION, self._lanes.count) if self._mode == SAME_STEP else None
 
-    def _finals(
-        self, packers: Packers, observations: Any, finals: Any, ended: list[int]
-    ) -> tuple[Array, list[ColumnRows]]:
-        """Return the last observations of lanes that were reset in the same step."""
+    def _finals(self, packers: Packers, finals: Any, ended: list[int]) -> tuple[Array, list[ColumnRows]] | None:
+        """Return the last observations of lanes that were reset in the same step; None if they are unknown."""
+        if finals is None:
+            complaint = "no final_obs in infos, no final_observations; the last ones of episodes are unknown"
+            self.recorder.complain("observations", complaint)
+            return None
         lanes = packers.lanes
         numbers = lanes.of(ended)
-        if finals is None:
-            complaint = "no final_obs in infos, no final_observations; first observations stand in for the last"
-            self.recorder.complain("observations", complaint)
-            finals = observations
         if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
             return np.array(ended), packers.observations.single([finals[number] for number in numbers])
         return np.array(ended), packers.observations.batch(finals, np.array(numbers), lanes.count)

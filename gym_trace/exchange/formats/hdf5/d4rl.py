@@ -12,10 +12,10 @@ import h5py
 import numpy as np
 
 from gym_trace.data.layout import Leaf
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, placeholder
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses
-from gym_trace.exchange.formats.foreign import begins_with, placeholder, widest
+from gym_trace.exchange.formats.foreign import begins_with, widest
 from gym_trace.exchange.formats.hdf5.reading import (
     MAGIC,
     MOST_ARRAYS,

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from gym_trace.data.layout import Layout, PlainSpace
 from gym_trace.data.layout import Path as LeafPath
 from gym_trace.data.schema import Layouts
-from gym_trace.data.values import ABSENT, Array
+from gym_trace.data.values import ABSENT, Array, placeholder
 from gym_trace.errors import MissingExtra, UnreadableRecording
-from gym_trace.exchange.formats.foreign import placeholder, read_json, widest
+from gym_trace.exchange.formats.foreign import read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.lerobot.dataset import EpisodeRow, LeRobotDirectory

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Layout, Leaf, PlainSpace
 from gym_trace.data.schema import Layouts
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, placeholder
 from gym_trace.errors import UnreadableRecording
-from gym_trace.exchange.formats.foreign import placeholder, read_json, widest
+from gym_trace.exchange.formats.foreign import read_json, widest
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
 from gym_trace.exchange.formats.infos import ANNOTATIONS, PackedInfos, packed

@@ -17,7 +17,8 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Layout, Leaf, PlainSpace
 from gym_trace.data.schema import Layouts
-from gym_trace.exchange.formats.foreign import placeholder, widest
+from gym_trace.data.values import placeholder
+from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.hdf5.reading import H5File, H5Group, H5Rows, columns_in, step_ranges
 from gym_trace.exchange.formats.hdf5.writing import Arrays, Group, attribute, info_arrays, new_group
 from gym_trace.exchange.formats.identity import KEY

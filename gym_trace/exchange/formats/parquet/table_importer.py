@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from gym_trace.data.layout import PlainSpace
 from gym_trace.data.trees import cut, leaves_of, mapped
-from gym_trace.data.values import Array, dtype_from
+from gym_trace.data.values import Array, dtype_from, placeholder
 from gym_trace.errors import InvalidOption, UnreadableRecording
-from gym_trace.exchange.formats.foreign import begins_with, in_parts, placeholder, widest
+from gym_trace.exchange.formats.foreign import begins_with, in_parts, widest
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.parquet.tables import (
     Table,

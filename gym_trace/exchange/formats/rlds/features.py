@@ -12,7 +12,8 @@ import numpy as np
 
 from gym_trace.data.layout import Layout, Leaf, PlainSpace
 from gym_trace.data.schema import Layouts
-from gym_trace.exchange.formats.foreign import placeholder, unpacked, widest
+from gym_trace.data.values import placeholder
+from gym_trace.exchange.formats.foreign import unpacked, widest
 from gym_trace.exchange.formats.images import pixels
 from gym_trace.exchange.formats.rlds.examples import FeatureList, ListReader, MalformedExample
 from gym_trace.exchange.formats.rows import custom

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.data.packing import unpack
-from gym_trace.data.values import Array
+from gym_trace.data.packing import pack, unpack
+from gym_trace.data.values import Array, placeholder
 from gym_trace.data.vocabulary import Outcome, annotation_path
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
@@ -210,13 +210,15 @@ class _Decoding:
         valid, resets, open_, pending = after_steps(self._mode, self.lanes["open"], self.lanes["pending"], ended)
         ended &= valid
         self.lanes["open"], self.lanes["pending"] = open_, pending
+        has_finals = self._mode == SAME_STEP and bool((flags * ended).any())
+        if has_finals:
+            flags |= np.uint8(wire.PLACEHOLDER) * (_without_finals(event) & ended)
         if event.extras[0].keep_mask is not None:
             filtered_rows = _FilteredRows(event, valid, resets, flags, self._mode, self._layout.filtered)
             return self._filtered_steps(event, filtered_rows)
         positions = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: all
         flags *= ended & ~resets
         is_initial = _in_row_order(resets, positions)
-        has_finals = self._mode == SAME_STEP and bool(flags.any())
         if positions is None and not has_finals:
             fragments = self._fragments(event, flags, positions, is_initial)
             return self._lazy_part(event, fragments, np.flatnonzero(is_initial))
@@ -307,13 +309,18 @@ class _Decoding:
 
     def _finals(self, event: Steps, leaf: int, lanes: Array, times: Array) -> ColumnRows:
         """Return the last observations of the episodes that ended in these lanes at these times."""
-        indices, found, count = np.empty((len(event.extras), self._count), np.int64), [], 0
+        column = self._layout.observation_leaves[leaf]
+        found: list[ColumnRows] = [placeholder(column.dtype, column.shape) if column.dtype else [pack("")]]
+        indices, count = np.zeros((len(event.extras), self._count), np.int64), 1
         for extra, indices_of_step in zip(event.extras, indices):
             if extra.finals is not None:
                 indices_of_step[extra.finals[0]] = count + np.arange(len(extra.finals[0]))
                 found.append(extra.finals[1][leaf])
                 count += len(extra.finals[0])
-        return rows_at(joined_rows(found), indices[times, lanes])
+        rows = indices[times, lanes]
+        if rows.all():  # all are known
+            found, rows = found[1:], rows - 1
+        return rows_at(joined_rows(found), rows)
 
     def _autoreset_starts(self, event: Steps, lanes: Array, times: Array) -> list[bytes]:
         if event.extras[0].reset_infos is None:
@@ -325,7 +332,7 @@ class _Decoding:
         """Return the fragments of rows that are ordered by lane, then by time.
 
         Args:
-            flags: (time, lane), TERMINATED and TRUNCATED.
+            flags: (time, lane), TERMINATED, TRUNCATED, and PLACEHOLDER for unknown last observations.
             positions: lane * times + time of each row; None: all rows.
             is_initial: True for rows that are the first observation of an episode.
         """
@@ -463,6 +470,15 @@ class _FilteredRows:
         self._table.append(fragment)
         self._open = fragment
         return fragment
+
+
+def _without_finals(event: Steps) -> Array:
+    """Return True, (time, lane), where the last observation of an episode that ended is unknown."""
+    unknown = np.ones((len(event.utc), event.columns[TERMINATIONS].shape[0]), np.bool_)
+    for extra, lanes in zip(event.extras, unknown):
+        if extra.finals is not None:
+            lanes[extra.finals[0]] = False
+    return unknown
 
 
 def _in_row_order(flags: Array, positions: Array | None) -> Array:
