@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.trees import leaves_of, mapped
-from gym_trace.errors import MissingExtra
+from gym_trace.errors import MissingExtra, raise_if_of_signal
 from gym_trace.playback.sampling.batches import Batches
 
 try:
@@ -119,8 +119,15 @@ class _Transfers:
         reader = batches if self._stream is None else reader_of(batches, self._device)
         ahead = 0 if self._stream is None or not batches.reads_ahead else _AHEAD
         for position in iter(batches.advance, None):
-            wanted = [position, *batches.next_positions(ahead)]
-            copies = {number: copies.get(number) or self._copied(reader.at(*number)) for number in wanted}
+            before, copies = copies, {}
+            for number in (position, *batches.next_positions(ahead)):
+                try:
+                    copies[number] = before.get(number) or self._copied(reader.at(*number))
+                except Exception as error:
+                    raise_if_of_signal(error)
+                    if number == position:
+                        raise
+                    break  # it is read again, and raises, in its turn
             batch, is_copied = copies.pop(position)
             if is_copied is not None:
                 consumer = torch.cuda.current_stream(self._device)

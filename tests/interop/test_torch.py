@@ -19,7 +19,7 @@ import gym_trace
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gym_trace.errors import InvalidOption  # noqa: E402
+from gym_trace.errors import CorruptTrace, InvalidOption  # noqa: E402
 from gym_trace.exchange.torch import BatchItems, BatchStream, collated, tensors  # noqa: E402
 from gym_trace.playback.sampling.on_device import _packed  # noqa: E402
 from gym_trace.playback.sampling.rows import DecodePlan  # noqa: E402
@@ -337,6 +337,22 @@ def test_copies_have_a_stream_of_their_own_that_the_consumer_waits_for(mixed: An
     stream_calls.clear()
     next(stream)
     assert stream_calls == [*copied[3], "wait for event 2", *held]
+
+
+def test_an_error_ahead_is_raised_after_the_batches_before_it(mixed: Any, stream_calls: list[str]) -> None:
+    batches = mixed.transitions(4, columns="rewards")
+    at, loaded = batches.at, []
+
+    def failing(number: int, epoch: int = 0) -> Any:
+        if number == 2:
+            raise CorruptTrace("damaged")
+        return at(number, epoch)
+
+    batches.at = failing
+    with pytest.raises(CorruptTrace, match="damaged"):
+        loaded.extend(BatchStream(batches, device="cpu"))
+    assert len(loaded) == 2
+    assert_same(loaded[1], mixed.transitions(4, columns="rewards").at(1))
 
 
 def test_small_arrays_are_copied_together() -> None:
