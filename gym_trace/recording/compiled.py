@@ -1,4 +1,4 @@
-"""Find the compiled modules without importing them, because they import NumPy."""
+"""Reasons why the compiled modules are not used. Importing this does not load NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ def why_pure() -> str | None:
     if os.environ.get("GYM_TRACE_PURE", "0") not in ("", "0"):
         return "GYM_TRACE_PURE is set"
     if all(map(importlib.util.find_spec, _MODULES)):
-        return None
+        from gym_trace.format import kernels
+        from gym_trace.recording import core
+
+        is_used = kernels.COMPILED and core.CORE == "compiled"
+        return None if is_used else "compiled for another version; install gym-trace again"
     if platform.python_implementation() != "CPython":
         return platform.python_implementation()
     if sysconfig.get_config_var("Py_GIL_DISABLED"):

@@ -59,6 +59,14 @@ def test_version_says_why_the_core_is_missing(
     assert ok("--version").output.splitlines()[1] == f"C core: no ({reason}); pure Python, slower"
 
 
+def test_version_says_that_a_core_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GYM_TRACE_PURE", raising=False)
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(core, "CORE", "pure")  # as with another ABI
+    reason = "compiled for another version; install gym-trace again"
+    assert ok("--version").output.splitlines()[1] == f"C core: no ({reason}); pure Python, slower"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str) -> None:
     assert name in ok("--help").output
