@@ -249,12 +249,12 @@ _column_command(
     "add",
     "NAME=M:F...",
     _column_function,
-    f"""Add annotations that a function computes.
+    f"""Add annotations that a function computes. 'annotations.' may be omitted.
 
 {_FUNCTION_HELP}
 
 \b
-gym-trace edit add traces/all -o traces/more togo=mine:returns_to_go""",
+gym-trace edit add traces/all -o traces/more annotations.togo=mine:returns_to_go""",
 )
 _column_command(
     "rename",
@@ -262,10 +262,10 @@ _column_command(
     _new_name,
     """Rename annotations; other columns have fixed names.
 
-The new trace has the selected episodes.
+The new trace has the selected episodes. 'annotations.' may be omitted.
 
 \b
-gym-trace edit rename traces/all -o traces/new value=critic""",
+gym-trace edit rename traces/all -o traces/new annotations.value=annotations.critic""",
 )
 
 

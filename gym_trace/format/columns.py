@@ -140,7 +140,7 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
         is_table = dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")
         if is_table and rows > wire.MAX_TABLE:
             raise CorruptTrace(f"table declares {rows} rows; the limit is {wire.MAX_TABLE}")
-        if not is_table and dtype_from(dtype).itemsize == 0:
+        if not is_table and (dtype_from(dtype).kind not in "biufc" or dtype.startswith(">")):
             raise CorruptTrace(f"invalid column dtype: {dtype}")
         size = rows * column.row_size
         if column.is_delta_encoded and encoding & CONSTANT:

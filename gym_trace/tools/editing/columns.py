@@ -12,7 +12,7 @@ from gym_trace.data.episode import Episode
 from gym_trace.data.origins import changed_schema
 from gym_trace.data.packing import pack, pack_lenient, unpack
 from gym_trace.data.schema import as_map
-from gym_trace.data.tensors import plain_array
+from gym_trace.data.tensors import is_masked, plain_array
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS, STATES
 from gym_trace.errors import InvalidOption, TraceError, UnstorableValue
@@ -289,9 +289,12 @@ class _ComputedColumn:
             raise self._error(episode, "returned a single value", "one row per step")
         if len(rows) != len(episode):
             raise self._error(episode, f"returned {len(rows)} rows", f"one for each of the {len(episode)} steps")
+        if is_masked(rows):
+            raise self._error(episode, "returned a masked array", "a plain one, such as filled(np.nan)")
         is_typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
         kind = f"{rows.dtype} rows of shape {rows.shape[1:]}" if is_typed else "values of other types"
-        if self.path == _REWARDS and not (is_typed and rows.dtype.kind != "c" and rows.ndim <= 2):
+        is_real = is_typed and rows.dtype.kind != "c" and rows.ndim <= 2 and rows.shape[1:] != (0,)
+        if self.path == _REWARDS and not is_real:
             raise self._error(episode, f"returned {kind}", "one real number per step")
         if self.path == _INFOS and not all(isinstance(info, dict) for info in rows):
             raise self._error(episode, f"returned {kind}", "one dict per step")
