@@ -39,6 +39,7 @@ _PACKAGES = {
     "sample_factory": ["sample-factory"],
     "sb3": ["stable-baselines3"],
     "train_targets": ["rlax", "torchrl"],
+    "vector_jax": ["jax"],
 }
 _ALWAYS = ("gymnasium", "numpy", "h5py", "pyarrow", "torch")
 
