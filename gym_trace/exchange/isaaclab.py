@@ -13,7 +13,8 @@ import numpy as np
 from gym_trace.data.layout import PlainSpace
 from gym_trace.data.schema import IMPORTED_FROM
 from gym_trace.data.tensors import plain_array
-from gym_trace.data.trees import mapped
+from gym_trace.data.trees import joined, mapped
+from gym_trace.data.values import placeholder
 from gym_trace.envs import spaces
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps, imported
@@ -53,8 +54,9 @@ class TraceFileHandler(DatasetFileHandlerBase):
         super().__init__()
         self._path: str | None = None
         self._env_args: dict[str, Any] = {}
+        self._schema: dict[str, Any] = {}  # of the writer, whose episodes have these spaces
+        self._spaces: tuple[PlainSpace, PlainSpace] | None = None
         self._chunks: ChunkWriter | None = None
-        self._schema: dict[str, Any] = {}
         self._before = self._count = 0  # episodes of an opened trace; episodes written
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -88,17 +90,11 @@ class TraceFileHandler(DatasetFileHandlerBase):
         self.flush()
         if self._chunks is not None and self._chunks.writer is not None:
             self._chunks.writer.close({})
-        self._chunks, self._schema = None, {}
+        self._chunks = None
 
     def _demand_closed(self) -> None:
         if self._path is not None:
             raise InvalidOption(f"{self._path}: is open; close it first")
-
-    @property
-    def _directory(self) -> str:
-        if self._path is None:
-            raise InvalidOption("no trace is open; call create() or open() first")
-        return self._path
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -108,7 +104,7 @@ class TraceFileHandler(DatasetFileHandlerBase):
 
     def set_env_name(self, env_name: str) -> None:
         """Keep the name of the environment."""
-        self.add_env_args({"env_name": env_name})
+        self._env_args["env_name"] = env_name
 
     def get_env_name(self) -> str | None:
         """Return the name of the environment."""
@@ -126,54 +122,54 @@ class TraceFileHandler(DatasetFileHandlerBase):
 
     def write_episode(self, episode: Any, demo_id: int | None = None) -> None:
         """Add an episode; one without actions is skipped. demo_id: stored with it."""
-        if episode.is_empty():
-            return
         data = mapped(plain_array, episode.data)
-        actions = data.get("actions")
-        steps = 0 if actions is None else len(actions)
+        steps = len(data.get("actions", ()))
         if not steps:
             return
         columns = dict(_by_path(data))
-        rows = {
-            path: values for path, values in columns.items() if len(values) == steps and not path.startswith(_AT_RESET)
-        }
-        observed = {path for path in columns if path.partition("/")[0] == "obs"}
-        observations = data["obs"] if observed and observed <= {*rows} else np.zeros((steps, 0), np.float32)
-        others = {path: values for path, values in rows.items() if path != "actions" and path not in observed}
-        rewards = others.pop("rewards") if "rewards" in rows and rows["rewards"].ndim == 1 else np.full(steps, np.nan)
+        rows = {path: rows for path, rows in columns.items() if len(rows) == steps and not path.startswith(_AT_RESET)}
         known = {"env_args": self._env_args, "success": episode.success, "demo_id": demo_id}
         known["data"] = {path: values for path, values in columns.items() if path not in rows}
-        recorded = [spaces.inferred(mapped(lambda values: values[0], tree)) for tree in (observations, actions)]
-        if recorded != [self._schema.get("observation_space"), self._schema.get("action_space")]:
-            self._begin(*recorded)
+        actions, observed = rows.pop("actions"), {path for path in columns if path.partition("/")[0] == "obs"}
+        observations: Any = np.zeros((steps, 0), np.float32)
+        if observed and observed <= {*rows}:
+            observations, rows = data["obs"], {path: rows[path] for path in rows if path not in observed}
+        rewards = rows.pop("rewards") if "rewards" in rows and rows["rewards"].ndim == 1 else np.full(steps, np.nan)
+        recorded = [spaces.inferred(mapped(lambda rows: rows[0], tree)) for tree in (observations, actions)]
+        chunks = self._writer_for(*recorded)
+        unknown = mapped(lambda rows: placeholder(rows.dtype, rows.shape[1:]), observations)
         new = NewEpisode(
             steps,
-            [NewSteps(mapped(_with_unknown, observations), actions, rewards, annotations=others)],
+            [NewSteps(joined(observations, unknown), actions, rewards, annotations=rows)],
             "terminated" if episode.success else "cut",
             episode.seed,
             reset_info=known,
             has_final_observation=False,
             number=self._count,
         )
-        assert self._chunks is not None
         with held_back():
             for _, segment in imported(_KIND, [new], self._schema, writer=self._schema["writer"]).segments:
                 if segment is not None:
-                    self._chunks.add(segment)
-            if self._chunks.writer is not None:
-                self._chunks.writer.seal_if_due()
+                    chunks.add(segment)
+            if chunks.writer is not None:
+                chunks.writer.seal_if_due()
             self._count += 1
 
-    def _begin(self, observation_space: PlainSpace, action_space: PlainSpace) -> None:
-        """Begin a writer for episodes with these spaces."""
+    def _writer_for(self, observation_space: PlainSpace, action_space: PlainSpace) -> ChunkWriter:
+        """Return the writer of episodes with these spaces: the one of the last episode, or another one."""
+        if self._path is None:
+            raise InvalidOption("no trace is open; call create() or open() first")
+        if self._chunks is not None and (observation_space, action_space) == self._spaces:
+            return self._chunks
         self._end()
-        options = RecordingOptions(directory=self._directory, **{**self.options, "on_exist": "append"})
+        options = RecordingOptions(directory=self._path, **{**self.options, "on_exist": "append"})
         environment = {"id": self.get_env_name(), **self._env_args}
-        recorder = {IMPORTED_FROM: _KIND, "record_infos": True}
-        with opened_directory(self._directory, options.on_exist) as directory:
+        with opened_directory(self._path, options.on_exist) as directory:
+            recorder = {IMPORTED_FROM: _KIND, "record_infos": True}
             self._schema = new_schema(options, environment, observation_space, action_space, recorder)
             files = BatchFiles(storage_in(directory, options), self._schema, options.level, options.fsync)
-        self._chunks = ChunkWriter(lambda: files, None)
+        self._chunks, self._spaces = ChunkWriter(lambda: files, None), (observation_space, action_space)
+        return self._chunks
 
     def load_episode(self, episode_name: str, device: str = "cpu") -> Any:
         """Return an episode as it was exported, with tensors on a device; None for an unknown name."""
@@ -183,7 +179,8 @@ class TraceFileHandler(DatasetFileHandlerBase):
         number = episode_name.removeprefix(_EPISODE)
         if not number.isdecimal() or int(number) >= self.get_num_episodes():
             return None
-        stored = open_trace(self._directory)[int(number)]
+        assert self._path is not None
+        stored = open_trace(self._path)[int(number)]
         known = stored.reset_info or {}
         columns = {**known["data"], "actions": stored.actions, **stored.annotations}
         if not np.isnan(stored.rewards).all():
@@ -208,8 +205,3 @@ def _by_path(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _by_path(value, f"{prefix}{name}/")
         else:
             yield prefix + name, value
-
-
-def _with_unknown(rows: Any) -> Any:
-    """Return rows with one more, which stands for the unknown last observation."""
-    return np.concatenate([rows, np.full_like(rows[:1], np.nan if rows.dtype.kind == "f" else 0)])

@@ -125,25 +125,26 @@ def test_exported_episodes_are_recorded_bit_for_bit(handler_class: Any, tmp_path
 
 def test_loaded_episodes_have_the_exported_tensors(handler_class: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    episodes = [exported(4, 1, success=True), exported(3, 2)]
+    episodes = [exported(4, 1, success=True), exported(3, 2), exported(3, 3)]
     episodes[1].data["rewards"], episodes[1].seed = np.arange(3, dtype=np.float32), 7
     del episodes[0].data["obs"]
+    episodes[2].data["obs"]["history"] = np.zeros((12, 2))
     handler = handler_class()
     handler.create(str(tmp_path / "dataset"), "Isaac-Lift-v0")
     for episode in episodes:
         handler.write_episode(episode)
-    assert list(handler.get_episode_names()) == ["demo_0", "demo_1"]
+    assert list(handler.get_episode_names()) == ["demo_0", "demo_1", "demo_2"]
     for reader in (handler, handler_class()):
         if reader is not handler:
             handler.close()
             reader.open(str(tmp_path / "dataset"))
-        assert (reader.get_num_episodes(), reader.get_env_name()) == (2, "Isaac-Lift-v0")
+        assert (reader.get_num_episodes(), reader.get_env_name()) == (3, "Isaac-Lift-v0")
         for number, episode in enumerate(episodes):
             loaded = reader.load_episode(f"demo_{number}", device="cpu")
             assert (loaded.seed, loaded.success) == (episode.seed, episode.success)
             assert shapes(loaded.data) == shapes(episode.data)
             assert torch.equal(loaded.data["actions"], torch.tensor(episode.data["actions"]))
-        assert reader.load_episode("demo_2", device="cpu") is None
+        assert reader.load_episode("demo_3", device="cpu") is None
         assert reader.load_episode("other", device="cpu") is None
 
 
