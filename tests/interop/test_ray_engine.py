@@ -168,7 +168,7 @@ def test_an_actor_frozen_in_mid_episode_duplicates_no_episode(
     finally:
         for process in frozen:
             os.kill(process, signal.SIGCONT)
-    # Its job ends, as nobody has polled it. Its process may outlive that: Ray ends it once its raylet learns of its death.
+    # Its job ends, as no driver has polled it. Its process lives until its raylet learns that the node counts as dead.
     wait_for(lambda: not any(writer.alive for writer in open_trace(tmp_path / "t").readers))
     last = run(resume=True)
     backend.close()

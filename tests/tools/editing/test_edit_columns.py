@@ -168,7 +168,7 @@ def two_dtypes(episode: Episode) -> Any:
         ("rewards", lambda e: 1.0, "returned a single value for episode 0; return one row per step"),
         ("rewards", lambda e: ["a"] * len(e), "returned values of other types for episode 0; return one real number"),
         ("rewards", lambda e: np.zeros(len(e), complex), r"returned complex128 rows .*; return one real number"),
-        ("rewards", lambda e: np.zeros((len(e), 0)), r"returned float64 rows of shape \(0,\) .*; return one real number"),
+        ("rewards", lambda e: np.zeros((len(e), 0)), r"rows of shape \(0,\) .*; return one real number"),
         ("rewards", lambda e: np.ma.array(e.rewards, mask=True), r"returned a masked array .*; return a plain one"),
         ("rewards", two_dtypes, r"returned float32 rows .* episode 1; return one type \(float64 rows .* episode 0\)"),
         ("annotations.value", lambda e: [object()] * len(e), "a value that cannot be stored"),
