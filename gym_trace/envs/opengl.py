@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -33,6 +34,16 @@ def choose_opengl() -> None:
         backend = next(filter(_works, _BACKENDS), None)
         if backend is not None:
             os.environ[_VARIABLE] = backend
+
+
+def free_contexts() -> None:
+    """Free the contexts of environments that are gone. Call before making an environment that may render.
+
+    MuJoCo frees a context when Python collects it, by numbers of objects in the context that is current then. Frames of
+    an environment that was made meanwhile would be black from then on.
+    """
+    if any(f"mujoco.{backend}" in sys.modules for backend in (*_BACKENDS, "glfw")):
+        gc.collect()
 
 
 def log_mujoco_warnings() -> None:

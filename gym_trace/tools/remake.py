@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from gym_trace.data.layout import layout_of
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.schema import as_map
 from gym_trace.data.values import row_of, shown
-from gym_trace.data.vocabulary import ENVIRONMENT, Outcome
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs import spaces
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.recipe import call_of, changed_factory, name_of, recorded_factory
-from gym_trace.envs.states import restore_state, settable_states, states_of
+from gym_trace.envs.states import states_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, warn
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import write_facts
@@ -30,6 +30,7 @@ from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.staging import StagedStorage, new_directory
 from gym_trace.tools.replay.compare import Difference, FirstDifferences, shared_leaves
+from gym_trace.tools.replay.lanes import Lane
 from gym_trace.tools.replay.making import Making, Played, made_env, replays
 from gym_trace.tools.replay.resimulate import REPLAY, STATES, STEPS_LOST, UNKNOWN_START, MakeEnv, is_restorable
 
@@ -71,7 +72,9 @@ class RemadeEpisode:
         if self.differences:
             first, *others = self.differences
             parts.append(f"differs first {first.as_text('recorded', 'now')}")
-            parts += [f"{one.column} from {'the reset' if one.step is None else f'step {one.step}'}" for one in others]
+            for one in others:
+                where = "the reset" if one.step is None else f"step {one.step}"
+                parts.append(str(one) if one.column == "error" else f"{one.column} from {where}")
         if self.outcome in _ENDS and self.steps < self.recorded_steps:
             parts.append(f"ends after {self.steps} of {self.recorded_steps} steps")
         elif self.outcome not in _ENDS and self.recorded_outcome in _ENDS and self.steps == self.recorded_steps:
@@ -144,9 +147,9 @@ def remake(
         command: name of the caller, stored under provenance.
 
     Raises:
-        EnvironmentUnavailable: the environment cannot be made here, or no episode can be played; says why.
-        InvalidOption: an option is invalid, an action is not in the action space of the changed environment, or states
-            are missing.
+        EnvironmentUnavailable: the environment cannot be made here, its action space lacks a recorded action, or no
+            episode can be made; says why.
+        InvalidOption: an option is invalid.
         TraceExists: output exists.
         TraceNotFound, CorruptTrace, RecordingError
     """
@@ -162,23 +165,23 @@ def remake(
     chosen = [index for index in chosen if index not in set(running)]
     if not chosen:
         raise InvalidOption(f"{output}: no episodes selected; nothing written")
-    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore, tuple(wrappers))
-    provenance = provenance_of(command, make_env=make_env)
+    making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore, tuple(wrappers), REPLAY)
+    provenance, stem = provenance_of(command, make_env=make_env), new_writer_id()
     done: list[RemadeEpisode] = []
     uncompared: dict[str, None] = {}
-    stem = new_writer_id()
     with (
         new_directory(output, trace.directory) as fresh,
         closing(replays(trace, chosen, making, _render_mode(making))) as playing,
     ):
-        for number, (_, lane) in enumerate(groupby(playing, attrgetter("replay"))):
-            first = next(lane)
-            with _Remaking(trace, first, making, start, fresh, f"{stem}-{number:06}", provenance) as remaking:
-                uncompared |= remaking.uncompared
-                for played in chain([first], lane):
-                    done.append(remaking.play(played))
-                    if on_progress is not None:
-                        on_progress(len(done), len(chosen))
+        for number, (replay, group) in enumerate(groupby(playing, attrgetter("replay"))):
+            lane = list(group)
+            for episode in _remade(trace.whole, lane, making, start, fresh, f"{stem}-{number:06}", provenance):
+                done.append(episode)
+                if on_progress is not None:
+                    on_progress(len(done), len(chosen))
+            leaves = list(lane[0].lane.writer.layouts.observations.leaves())
+            shared = {leaf for leaf, *_ in shared_leaves(lane[0].lane.writer.layouts.observations, replay.seen)}
+            uncompared |= {leaf.label: None for leaf in leaves if leaf not in shared}
         if all(episode.reason and not episode.steps for episode in done):
             raise EnvironmentUnavailable(f"{done[0]}; nothing written")
         facts = {name: fact for name, fact in trace.facts.items() if name not in _FACTS_OF_EPISODES}
@@ -188,123 +191,115 @@ def remake(
     return RemakeReport(Path(output), tuple(done), tuple(uncompared), len(running))
 
 
-class _Remaking:
-    """Records the episodes of a lane in the changed environment."""
+def _remade(
+    trace: Trace,
+    lane: list[Played],
+    making: Making,
+    start: str,
+    directory: Path,
+    uid: str,
+    provenance: Mapping[str, Any],
+) -> Iterator[RemadeEpisode]:
+    """Record the chosen episodes of a lane in the changed environment, and yield what became of each.
 
-    def __init__(
-        self,
-        trace: Trace,
-        first: Played,
-        making: Making,
-        start: str,
-        directory: Path,
-        uid: str,
-        provenance: Mapping[str, Any],
-    ):
-        self._trace, self._lane, self._start = trace, first.lane, start
-        self._last = -2  # position of the episode that was just played
-        about = first.lane.writer.about
-        env = without_autoreset(made_env(first.lane, making, _render_mode(making)))
+    There is one environment at a time, because MuJoCo renders black frames after another one is closed.
+    """
+    plans = [*_plans(trace, lane)]
+    lane[0].replay.close()
+    with _recorder(lane[0], making, start, directory, uid, provenance) as recorder:
+        recorded_space = lane[0].lane.writer.about.raw["action_space"]
+        changes_actions = pack_lenient(spaces.describe(recorder.action_space)) != pack_lenient(recorded_space)
+        last = -2  # position of the episode that was just played
+        for played, needed, reason in plans:
+            episode, position = _episode(trace, played.lane, played.position), played.position
+            if not reason:
+                if changes_actions:
+                    _check_actions(played.index, episode, recorder.action_space, spaces.restore(recorded_space, True))
+                for before in range(max(position - needed, last + 1), position):
+                    watch = partial(_is_over, _episode(trace, played.lane, before))
+                    played.replay.play_on(recorder.env, before, watch)
+                last = position
+            yield _played(played, episode, recorder, start == STATES, reason)
+
+
+def _episode(trace: Trace, lane: Lane, position: int) -> Episode:
+    return trace[lane.indices[position]]
+
+
+def _plans(trace: Trace, lane: list[Played]) -> Iterator[tuple[Played, int, str]]:
+    """Yield each episode, the number of episodes to be played before it, unrecorded, and why it cannot be made."""
+    last = -2
+    for played in lane:
+        episode, position = _episode(trace, played.lane, played.position), played.position
+        follows, needed = played.lane.follows[position], 0
+        is_next = follows and last == position - 1
+        if follows and not is_next:
+            needed = played.replay.play(position).needed
+        reason = STEPS_LOST if episode.first_step else ""
+        reason = reason or ("" if is_restorable(episode) or needed or is_next else UNKNOWN_START)
+        last = last if reason else position
+        yield played, needed, reason
+
+
+def _recorder(
+    first: Played, making: Making, start: str, directory: Path, uid: str, provenance: Mapping[str, Any]
+) -> TraceRecordingWrapper:
+    """Make the changed environment of a lane, recorded as the lane was."""
+    about = first.lane.writer.about
+    env = without_autoreset(made_env(first.lane, making, _render_mode(making)))
+    try:
+        first.replay.seen = layout_of(spaces.describe(env.observation_space), ("observations",))
+        every, infos = about.recorder.get("states"), about.recorder.get("record_infos")
+        if every is not None and states_of(env) is None:
+            warn(f"{type(env.unwrapped).__name__}: offers no states; recorded without them")
+            every = None
+        with recorded_by({**provenance, **_origin(first, making, start, env, provenance)}):
+            return TraceRecordingWrapper(
+                env,
+                directory,
+                states=every,
+                record_infos=infos if isinstance(infos, list) else about.layouts.infos,
+                split=about.split,
+                metadata=None if about.is_imported else about.metadata,
+                uid=uid,
+                on_exist="append",
+            )
+    except BaseException:
+        env.close()
+        raise
+
+
+def _played(
+    played: Played, episode: Episode, recorder: TraceRecordingWrapper, by_states: bool, reason: str
+) -> RemadeEpisode:
+    """Play and record an episode, unless there is a reason not to. Raises CorruptTrace."""
+    steps, outcome = 0, Outcome.CUT
+    differences: tuple[Difference, ...] = ()
+    annotations = {} if reason else episode.annotations
+
+    def watch(results: FirstDifferences, step: int) -> bool:
+        nonlocal steps
+        steps = step
+        if step == len(episode) or _is_over(episode, results, step):
+            return True
+        values = {name: rows[step] for name, rows in annotations.items() if rows[step] is not None}
+        if values:
+            recorder.annotate(**values)
+        return False
+
+    if not reason:
+        recorder._number_episode(episode.episode_id)
+        set_generator = TraceRecordingWrapper.set_generator
         try:
-            self._states = states_of(env)
-            if start == STATES:
-                settable_states(env, making.trust)
-            seen = first.replay.seen = layout_of(spaces.describe(env.observation_space), ("observations",))
-            shared = {leaf for leaf, *_ in shared_leaves(about.layouts.observations, seen)}
-            self.uncompared = {leaf.label: None for leaf in about.layouts.observations.leaves() if leaf not in shared}
-            self._checks_actions = _packed(spaces.describe(env.action_space)) != _packed(about.raw["action_space"])
-            every, infos = about.recorder.get("states"), about.recorder.get("record_infos", False)
-            if every is not None and self._states is None:
-                warn(f"{type(env.unwrapped).__name__}: offers no states; recorded without them")
-                every = None
-            with recorded_by({**provenance, **_origin(first, making, start, env, provenance)}):
-                self._recorder = TraceRecordingWrapper(
-                    env,
-                    directory,
-                    states=every,
-                    record_infos=infos if isinstance(infos, list) else about.layouts.infos,
-                    split=about.split,
-                    metadata=None if about.is_imported else about.metadata,
-                    uid=uid,
-                    on_exist="append",
-                )
-        except BaseException:
-            env.close()
-            raise
-
-    def __enter__(self) -> _Remaking:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._recorder.close()
-
-    def play(self, played: Played) -> RemadeEpisode:
-        """Play and record an episode. Raises InvalidOption, CorruptTrace."""
-        replay, position, lane = played.replay, played.position, self._lane
-        episode = self._episode(position)
-        needed, follows = 0, lane.follows[position]
-        if follows and self._last != position - 1:
-            needed = replay.play(position).needed
-        if episode.first_step:
-            return self._remade(played, episode, reason=f"cannot be made: {STEPS_LOST}")
-        if not (is_restorable(episode) or needed or (follows and self._last == position - 1)):
-            return self._remade(played, episode, reason=f"cannot be made: {UNKNOWN_START}")
-        if self._checks_actions:
-            _check_actions(played.index, episode, self._recorder.action_space, lane)
-        for before in range(max(position - needed, self._last + 1), position):
-            replay.play_on(self._recorder.env, before, partial(_is_over, self._episode(before)))
-        self._last = position
-        self._recorder._number_episode(episode.episode_id)
-        steps, annotations, states = 0, episode.annotations, self._states_of(played.index, episode)
-
-        def watch(results: FirstDifferences, step: int) -> bool:
-            nonlocal steps
-            steps = step
-            if step == len(episode) or _is_over(episode, results, step):
-                return True
-            if states is not None and states[step] is not None:
-                assert self._states is not None
-                restore_state(self._recorder, self._states, states[step], step)
-            values = {name: rows[step] for name, rows in annotations.items() if rows[step] is not None}
-            if values:
-                self._recorder.annotate(**values)
-            return False
-
-        try:
-            results = replay.play_on(self._recorder, position, watch, TraceRecordingWrapper.set_generator)
+            results = played.replay.play_on(recorder, played.position, watch, set_generator, by_states)
+            differences, ends = tuple(results.found), (results.terminated, results.truncated)
+            outcome = Outcome.CUT if not any(ends) else Outcome.TERMINATED if ends[0] else Outcome.TRUNCATED
         except EnvironmentUnavailable as error:
-            self._recorder._end_episode(Outcome.CUT)
-            how = f"is made up to step {steps}" if steps else "cannot be made"
-            return self._remade(played, episode, steps, reason=f"{how}: {error}")
-        self._recorder._end_episode(Outcome.CUT)
-        outcome = Outcome.TERMINATED if results.terminated else Outcome.TRUNCATED if results.truncated else Outcome.CUT
-        return self._remade(played, episode, steps, outcome, tuple(results.found))
-
-    def _episode(self, position: int) -> Episode:
-        return self._trace.whole[self._lane.indices[position]]
-
-    def _states_of(self, index: int, episode: Episode) -> Any:
-        """Return the states to start steps from, (N,); None: each step follows the one before it."""
-        if self._start != STATES:
-            return None
-        states = episode.states.get(ENVIRONMENT)
-        if states is None and len(episode) > 1:
-            raise InvalidOption(f"start={STATES!r}: episode {index} was recorded without states; omit it, or record "
-                                "with states=1 (gym-trace record --states 1)")  # fmt: skip
-        return states
-
-    @staticmethod
-    def _remade(
-        played: Played,
-        episode: Episode,
-        steps: int = 0,
-        outcome: Outcome = Outcome.CUT,
-        differences: tuple[Difference, ...] = (),
-        reason: str = "",
-    ) -> RemadeEpisode:
-        recorded = len(episode), episode.outcome
-        own = played.index, episode.writer, episode.episode_id, steps, outcome.word
-        return RemadeEpisode(*own, *recorded, differences, reason)
+            reason = str(error)
+        recorder._end_episode(Outcome.CUT)
+    reason = reason and f"{f'is made up to step {steps}' if steps else 'cannot be made'}: {reason}"
+    own = played.index, episode.writer, episode.episode_id, steps, outcome.word
+    return RemadeEpisode(*own, len(episode), episode.outcome, differences, reason)
 
 
 def _render_mode(making: Making) -> Any:
@@ -317,15 +312,14 @@ def _is_over(episode: Episode, results: FirstDifferences, steps: int) -> bool:
     return ended and not (episode.terminations[steps - 1] or episode.truncations[steps - 1])
 
 
-def _check_actions(index: int, episode: Episode, space: Any, lane: Any) -> None:
-    """Raise InvalidOption unless the recorded actions, as far as they were valid, are in the new action space."""
-    recorded = spaces.restore(lane.writer.about.raw["action_space"], stand_in=True)
+def _check_actions(index: int, episode: Episode, space: Any, recorded: Any) -> None:
+    """Raise EnvironmentUnavailable unless the actions that are in the recorded action space are in the new one."""
     actions = episode.actions
     for step in range(len(episode)):
         action = row_of(actions, step)
         if not space.contains(action) and recorded.contains(action):
             text = shown(action.tolist() if hasattr(action, "tolist") else action)
-            raise InvalidOption(
+            raise EnvironmentUnavailable(
                 f"episode {index}, step {step}: the recorded action {text} is not in {space}, the action space "
                 "of the changed environment; change only what leaves the actions valid; nothing written"
             )
@@ -349,7 +343,3 @@ def _origin(first: Played, making: Making, start: str, env: Any, provenance: Map
     policy = as_map(about.raw.get("provenance")).get("policy")
     found |= {"branch": about.branch} if about.branch else {}
     return {**found, **({"policy": policy} if policy else {}), "made_from": origin}
-
-
-def _packed(space: Any) -> bytes:
-    return pack_lenient(space)[0]

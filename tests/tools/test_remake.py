@@ -1,10 +1,12 @@
 """gym_trace.remake: recorded episodes played again in a changed environment, and recorded."""
 
+import gc
 import json
 import struct
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -152,7 +154,10 @@ def test_ignored_columns_are_not_compared(tmp_path: Path) -> None:
 def test_steps_from_recorded_states_do_not_add_up_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = recorded(Windy(limit=99), tmp_path / "trace", steps=30, states=1)
     monkeypatch.setattr(Windy, "wind", 0.001)
-    making = {"make_env": partial(Windy, limit=99), "trust": True}
+    making = {"make_env": partial(Windy, limit=99)}
+    with pytest.raises(EnvironmentUnavailable, match="pass --trust"):
+        remake(trace, tmp_path / "states", start="states", **making)
+    making["trust"] = True
     assert remake(trace, tmp_path / "replay", **making).same == 0
     assert remake(trace, tmp_path / "states", start="states", atol=0.0011, **making).same == 3
     old, replayed, new = (open_trace(path)[2] for path in (trace, tmp_path / "replay", tmp_path / "states"))
@@ -182,6 +187,36 @@ def test_the_lanes_of_a_vector_environment_become_single_episodes(tmp_path: Path
     assert [origin["lane"] for origin in map(made_from, new.readers)] == [0, 1]
     by_lane = [episode for lane in range(2) for episode in old if episode.lane == lane]
     assert [episode.rewards.tolist() for episode in new] == [episode.rewards.tolist() for episode in by_lane]
+
+
+class Rendering(Cart):
+    """Shows the number of contexts that were freed while it was there, as MuJoCo's black frames do."""
+
+    there: ClassVar[set[int]] = set()
+    freed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself, self.freed_before = self, Rendering.freed
+        Rendering.there.add(id(self))
+
+    def shown_resets(self) -> int:
+        gc.collect()
+        return Rendering.freed - self.freed_before
+
+    def close(self) -> None:
+        Rendering.there.discard(id(self))
+
+    def __del__(self) -> None:
+        Rendering.freed += bool(Rendering.there)
+
+
+def test_no_environment_is_freed_while_another_one_renders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco.egl", sys)
+    for _ in range(3):
+        recorded(Cart(), tmp_path / "trace", episodes=3, steps=2, on_exist="append")
+    chosen = [0, 2, 3, 4, 5, 6, 8]
+    assert remake(tmp_path / "trace", tmp_path / "new", make_env=Rendering, episodes=chosen).same == len(chosen)
 
 
 def made_from(reader: Any) -> Any:
@@ -229,12 +264,11 @@ def test_running_episodes_are_skipped(tmp_path: Path) -> None:
     ("options", "error", "message"),
     [
         ({"start": "auto"}, InvalidOption, 'start=\'auto\': pass "replay" or "states"'),
-        ({"start": "states", "trust": True}, InvalidOption, "episode 0 was recorded without states"),
-        ({"start": "states"}, EnvironmentUnavailable, "pass --trust"),
+        ({"start": "states"}, EnvironmentUnavailable, "episode 0 cannot be made: no states of it were recorded"),
         ({"episodes": [9]}, InvalidOption, "the trace has 3 episodes, 0 to 2"),
         ({"episodes": []}, InvalidOption, "no episodes selected"),
         ({"ignore": ["colour"]}, InvalidOption, "unknown column 'colour'"),
-        ({"make_env": partial(Cart, actions=2)}, InvalidOption, "the recorded action 2 is not in Discrete"),
+        ({"make_env": partial(Cart, actions=2)}, EnvironmentUnavailable, "the recorded action 2 is not in Discrete"),
         ({"make_env": None}, EnvironmentUnavailable, "does not describe how to make"),
         ({"wrappers": [lambda env: 3]}, EnvironmentUnavailable, "TypeError: returned int"),
     ],

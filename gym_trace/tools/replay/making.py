@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from gym_trace.envs.make import completed, headless_arguments, make_environment, takes_render_mode
-from gym_trace.envs.opengl import choose_opengl
+from gym_trace.envs.opengl import choose_opengl, free_contexts
 from gym_trace.envs.recipe import call_of, name_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.playback.trace import Trace
@@ -81,6 +81,7 @@ def replays(
 
 def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     """Build the environment of a lane. render_mode: required mode; None: as recorded, but headless."""
+    free_contexts()
     env = _made(lane, making, render_mode)
     for wrapper in making.wrappers:
         try:
@@ -97,7 +98,7 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
 
 def _made(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     description = lane.writer.about.environment
-    if render_mode == "rgb_array":
+    if "rgb_array" in (render_mode, description.get("render_mode")):
         choose_opengl()
     mode = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:

@@ -496,16 +496,18 @@ class LaneReplay:
         position: int,
         watch: Callable[[FirstDifferences, int], Any],
         set_generator: SetGenerator = _set_generator,
+        by_states: bool = False,
     ) -> FirstDifferences:
         """Play an episode from its own reset to its end, past differences, in an environment of the caller.
 
         watch: called with the differences so far and the number of steps, as Watch. set_generator: see play_in().
-        Returns the differences; the last one may be an error that the environment raised. Raises
-        EnvironmentUnavailable.
+        by_states: set the environment to each recorded state. Returns the differences; the last one may be an error
+        that the environment raised. Raises EnvironmentUnavailable.
         """
         episode = self._episode(position)
         results = FirstDifferences(self._compared(episode))
         simulation = _Simulation(env, set_generator)
+        simulation = self._in_states(position, simulation) if by_states and len(episode) > 1 else simulation
         error = self._simulate(simulation, episode, results, lambda _, steps: watch(results, steps))
         results.found += [] if error is None else [error]
         return results

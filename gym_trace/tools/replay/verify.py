@@ -17,12 +17,12 @@ from typing import Any
 
 from gym_trace.data.packing import pack_lenient
 from gym_trace.envs.identity import installed_versions, packages_of
-from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely
 from gym_trace.tools.replay.compare import Comparison
 from gym_trace.tools.replay.lanes import Lane, inseparable, lanes_of
+from gym_trace.tools.replay.making import Making, made_env
 from gym_trace.tools.replay.resimulate import (
     DAMAGED,
     NO_SEED,
@@ -253,7 +253,8 @@ def _verdicts(
     if not skips_damaged and positions and lane.writer.damage:
         raise lane.writer.damage[0].error()
     reason = "" if make_env else inseparable(lane.writer)
-    replay = LaneReplay(trace, lane, _maker(lane, make_env, trust, env_kwargs), comparison, trust)
+    make = partial(made_env, lane, Making(trust, env_kwargs, make_env), None)
+    replay = LaneReplay(trace, lane, make, comparison, trust)
     try:
         for position in positions:
             episode = trace[lane.indices[position]]
@@ -285,18 +286,6 @@ def _with_edits(verdict: Verdict, lane: Lane) -> Verdict:
         return verdict
     note = f"not as recorded: {column} edited ({', '.join(edits)})"
     return replace(verdict, reason=f"{verdict.reason}; {note}" if verdict.reason else note)
-
-
-def _maker(lane: Lane, make_env: MakeEnv | None, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
-    description = lane.writer.about.environment
-
-    def make() -> Any:
-        if make_env is not None:
-            return completed(make_env(), description, lane.lane)
-        kwargs = {**headless_arguments(description, lane.lane), **env_kwargs}
-        return make_environment(description, trust, kwargs, lane.lane)
-
-    return make
 
 
 # -- in workers -------------------------------------------------------------------------------------------------------
