@@ -39,8 +39,8 @@ def choose_opengl() -> None:
 def free_contexts() -> None:
     """Free the contexts of environments that are gone. Call before making an environment that may render.
 
-    MuJoCo frees a context when Python collects it, by numbers of objects in the context that is current then. Frames of
-    an environment that was made meanwhile would be black from then on.
+    When Python collects a context, MuJoCo deletes its objects by their numbers, in the context that is current then.
+    Frames of an environment that renders at this moment are black from then on.
     """
     if any(f"mujoco.{backend}" in sys.modules for backend in (*_BACKENDS, "glfw")):
         gc.collect()
