@@ -51,6 +51,12 @@ def _fact(value: str) -> tuple[str, Any]:
     return fact_from_text(*_pair(value, "KEY=VALUE", "author='Ada Lovelace'", may_be_empty=True))
 
 
+def _column_names(value: str) -> tuple[str, list[str]]:
+    """Parse COLUMN=NAME,NAME…"""
+    column, names = _pair(value, "COLUMN=NAME,NAME", "observations=cart_x,cart_v")
+    return column, [name.strip() for name in names.split(",")]
+
+
 def _column_function(value: str) -> tuple[str, Any]:
     """Parse COLUMN=MODULE:FUNCTION; import the function."""
     column, function = _pair(value, "COLUMN=MODULE:FUNCTION", "rewards=mine:clipped")
@@ -274,22 +280,33 @@ gym-trace edit rename traces/all -o traces/new annotations.value=annotations.cri
 @section(
     "Facts",
     option("--set K=V", "Set a fact, JSON or text (repeatable).", _fact, name="facts"),
+    option("--names C=N,N", "Name a column's numbers or actions (repeatable).", _column_names),
     option("--unset K", "Remove a fact (repeatable)."),
 )
 @section("Output", json_option)
-def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[str, ...], as_json: bool) -> None:
+def annotate(
+    directory: str,
+    facts: tuple[tuple[str, Any], ...],
+    names: tuple[tuple[str, list[str]], ...],
+    unset: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Set, remove or show facts of a trace, kept in DIR/facts.json.
 
     Known facts: author, license, description, tags, homepage, citation,
-    reference_scores. Any other name is allowed.
+    reference_scores, names. Any other name is allowed. --names adds to names.
 
     \b
     gym-trace edit annotate traces/all --set author='Ada Lovelace' --set license=MIT
     gym-trace edit annotate traces/all --set 'tags=["expert", "v2"]'
     gym-trace edit annotate traces/all --set 'reference_scores={"random": 22.0}'
+    gym-trace edit annotate traces/all --names observations=cart_x,cart_v,angle,spin
     """
     import gym_trace.edit
 
+    if names:
+        known = gym_trace.open_trace(directory).facts.get("names")
+        facts = (*facts, ("names", {**(known if isinstance(known, dict) else {}), **dict(names)}))
     if facts or unset:
         all_facts = gym_trace.edit.annotate(directory, dict(facts), unset=unset)
     else:

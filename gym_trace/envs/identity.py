@@ -20,6 +20,7 @@ from gym_trace.data.packing import pack, unpack
 from gym_trace.data.values import shown, without_addresses
 from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.dm_env import DmEnvView
+from gym_trace.envs.names import names_of
 from gym_trace.envs.recipe import (
     OF_ALL_LANES,
     recipe_of,
@@ -53,7 +54,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
     agents: dict[str, Any] = {}
     if isinstance(unwrapped, JointEnv):
         agents = {"agents": {"kind": unwrapped.kind, "names": unwrapped.names, "state": unwrapped.has_state}}
-    unwrapped = _innermost(unwrapped)
+    unwrapped, names = _innermost(unwrapped), names_of(env)
     return {
         "id": spec.id if isinstance(spec, EnvSpec) else None,
         "spec": plain,
@@ -64,6 +65,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
         **_render_fps(env),
         "made": made[0],
         **agents,
+        **({"names": names} if names else {}),
         **({"lanes": made} if len(made) > 1 else {}),
     }
 

@@ -41,6 +41,10 @@ def _is_score(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
+def _is_names(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_tags, value.values()))
+
+
 FLAGS = ("good", "bad", "look")  # "look": look at it again
 
 
@@ -64,6 +68,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "homepage": ("text, an address", _is_text),
     "citation": ("text", _is_text),
     "reference_scores": ('a map of numbers, such as {"random": 22.0, "expert": 500.0}', _is_scores),
+    "names": ('a map of columns to lists of texts, such as {"observations": ["x", "speed"]}', _is_names),
     "flags": ('a map of writers to flags and episode ids, such as {"WRITER": {"bad": [3, 17]}}', _is_flags),
 }
 

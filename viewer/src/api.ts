@@ -27,7 +27,8 @@ export interface ColumnFacts {
   shape: number[];
   dtype: string;
   items: number;
-  labels: string[] | null;
+  labels: string[] | null; // of the numbers of a row
+  values: { start: number; count: number; names: string[] | null } | null; // of a discrete column
   rows: number;
   frame_shape: [number, number] | null;
 }
@@ -46,6 +47,7 @@ export interface EpisodeFacts {
   damage: string[];
   frames: string[];
   renderable: boolean;
+  rendering?: boolean; // more pictures will follow
   columns: ColumnFacts[];
   facts: [string, string][];
   fps: number | null;
@@ -131,6 +133,7 @@ export interface EpisodeId {
 /** Pictures of consecutive rows by row, encoded as they came. Those that cannot be read are missing. */
 export interface FrameBlock {
   type: string;
+  size?: [number, number]; // height and width of raw pictures
   pictures: Map<number, Uint8Array<ArrayBuffer>>;
   free(): void;
 }
@@ -241,8 +244,9 @@ export class Api {
     return this.source.post("/api/flags", { trace, episode, identity, flag });
   }
 
-  async startRendering(id: EpisodeId, trust: boolean): Promise<string> {
-    const { job } = (await this.source.post("/api/render", { ...id, trust })) as { job: string };
+  /** `step` is rendered first; what nobody has `asked` for makes way for others, and starts only where it needs no consent. */
+  async startRendering(id: EpisodeId, options: { trust: boolean; asked: boolean; step: number }): Promise<string> {
+    const { job } = (await this.source.post("/api/render", { ...id, ...options })) as { job: string };
     return job;
   }
 

@@ -9,6 +9,7 @@ export const KEYS: [string, string][] = [
   ["Home End", "first, last step"],
   ["[ ]", "slower, faster"],
   ["+ − 0", "zoom the plots in, out, to the whole episode"],
+  ["f", "large picture, and small again"],
   ["n p", "next, previous episode"],
   ["d", "go to the first difference"],
   ["g b l", "flag: good, bad, look again; once more takes it away"],

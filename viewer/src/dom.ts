@@ -55,6 +55,7 @@ const ICONS = {
   moon: ["M13.2 9.6A5.6 5.6 0 0 1 6.4 2.8a5.6 5.6 0 1 0 6.8 6.8z", false],
   up: ["M3.5 10 8 5.5l4.5 4.5", false],
   down: ["M3.5 6 8 10.5 12.5 6", false],
+  pin: ["M6 2.5h4l-.6 4.5 2.6 2.2H4l2.6-2.2zM8 9.2v4.3", false],
   close: ["M4 4l8 8M12 4l-8 8", false],
   copy: ["M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z", false],
   left: ["M10 3.5 5.5 8l4.5 4.5", false],

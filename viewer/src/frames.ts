@@ -1,7 +1,8 @@
 // The pictures of an episode: fetched in blocks and kept as they came, a bounded number of them decoded.
 
-import { FRAMES_BLOCK, type Api, type EpisodeId, type FrameBlock } from "./api.ts";
+import { FRAMES_BLOCK, type FrameBlock } from "./api.ts";
 import { h, set } from "./dom.ts";
+import { RAW } from "./grid.ts";
 import { isAbort } from "./view.ts";
 
 const MOST_BYTES = 8 << 20; // of pictures as they came
@@ -9,6 +10,9 @@ const MOST_DECODED = 6 << 20; // bytes of decoded pictures, 4 a pixel
 const AHEAD = 3; // blocks fetched in the direction of motion
 const BEHIND = 1;
 const DECODED_AHEAD = 3; // pictures decoded in the direction of motion
+
+/** Return the pictures of a block of rows. */
+type Fetch = (block: number, signal: AbortSignal) => Promise<FrameBlock>;
 
 interface Decoded {
   image: CanvasImageSource;
@@ -29,11 +33,11 @@ export class FrameStore {
   private turn = 0; // counts the pictures that were sought
   private shown = 0; // the turn of the last that `arrived`
   private closed = false;
+  private partial = false; // some pictures are still made
 
   /** `arrived` is called with each picture that was sought and not there at once, `missing` when one is known to be unreadable, `failed` when a block cannot be had. */
   constructor(
-    private readonly api: Api,
-    private readonly id: EpisodeId,
+    private readonly ask: Fetch,
     readonly column: string,
     private rows: number,
     private readonly arrived: (row: number, bitmap: Decoded) => void,
@@ -51,6 +55,16 @@ export class FrameStore {
     this.rows = rows;
   }
 
+  /** More pictures may be there now; `partial` says that some will follow later. */
+  refresh(partial: boolean): void {
+    if (!partial && !this.partial) return;
+    this.partial = partial;
+    for (const [number, { pictures }] of [...this.blocks]) {
+      if (pictures.size < Math.min(FRAMES_BLOCK, this.rows - number * FRAMES_BLOCK)) this.drop(number);
+    }
+    this.plan();
+  }
+
   /** Return the picture of a row if it is decoded, and fetch and decode what is likely to be needed next. */
   get(row: number): Decoded | null {
     if (row !== this.at) this.direction = row > this.at ? 1 : -1;
@@ -66,7 +80,7 @@ export class FrameStore {
 
   /** Whether the picture of a row cannot be read: its block is there without it. */
   isLost(row: number): boolean {
-    return this.blocks.get(numberOf(row))?.pictures.has(row) === false;
+    return !this.partial && this.blocks.get(numberOf(row))?.pictures.has(row) === false;
   }
 
   close(): void {
@@ -102,7 +116,7 @@ export class FrameStore {
     const controller = new AbortController();
     this.asked.set(number, controller);
     try {
-      const block = await this.api.frames(this.id, this.column, number, controller.signal);
+      const block = await this.ask(number, controller.signal);
       if (controller.signal.aborted || this.closed) {
         block.free();
         return;
@@ -141,7 +155,7 @@ export class FrameStore {
     const turn = row === this.at ? this.turn : 0;
     this.decoding.add(row);
     try {
-      const bitmap = await decoded(bytes, block.type);
+      const bitmap = await decoded(bytes, block);
       if (this.closed) {
         bitmap.close();
         return;
@@ -179,7 +193,11 @@ const areaOf = (bitmap: Decoded): number => bitmap.width * bitmap.height * 4;
 const sizeOf = (block: FrameBlock): number => [...block.pictures.values()].reduce((sum, bytes) => sum + bytes.byteLength, 0);
 
 /** Decode a picture. Where there is an ImageDecoder, in secure contexts, no Blob waits for the garbage collector. */
-async function decoded(bytes: Uint8Array<ArrayBuffer>, type: string): Promise<Decoded> {
+async function decoded(bytes: Uint8Array<ArrayBuffer>, { type, size }: FrameBlock): Promise<Decoded> {
+  if (type === RAW) {
+    const image = await createImageBitmap(new ImageData(new Uint8ClampedArray(bytes.buffer), size![1]));
+    return { image, width: image.width, height: image.height, close: () => image.close() };
+  }
   if (!("ImageDecoder" in globalThis)) {
     const image = await createImageBitmap(new Blob([bytes], { type }));
     return { image, width: image.width, height: image.height, close: () => image.close() };
@@ -209,9 +227,17 @@ export class Picture {
   private readonly canvas = h("canvas", { role: "img" });
   private readonly context = this.canvas.getContext("2d", { alpha: true })!;
   private readonly caption = h("figcaption");
+  private name = "";
+  private values = "";
 
   constructor(private readonly label: string) {
     this.element = h("figure", { class: "picture" }, [this.canvas, this.caption]);
+    new ResizeObserver(() => this.enlarge()).observe(this.canvas);
+  }
+
+  /** Pixels of a picture that is shown larger than it is stay sharp. */
+  private enlarge(): void {
+    this.canvas.classList.toggle("enlarged", this.canvas.width < this.canvas.clientWidth * devicePixelRatio);
   }
 
   /** The height and width of the pictures, before the first is there. */
@@ -220,7 +246,18 @@ export class Picture {
   }
 
   title(text: string): void {
-    this.caption.textContent = text;
+    this.name = text;
+    this.captioned();
+  }
+
+  /** The smallest and the largest value that colours stand for. */
+  range(text: string): void {
+    this.values = text;
+    this.captioned();
+  }
+
+  private captioned(): void {
+    this.caption.textContent = [this.name, this.values].filter(Boolean).join(" · ");
   }
 
   /** Show that the picture of a row cannot be read. */
@@ -240,7 +277,7 @@ export class Picture {
       this.canvas.width = bitmap.width;
       this.canvas.height = bitmap.height;
       this.element.style.setProperty("--ratio", String(bitmap.width / bitmap.height));
-      this.canvas.classList.toggle("enlarged", bitmap.width < this.canvas.clientWidth * devicePixelRatio);
+      this.enlarge();
     }
     this.context.clearRect(0, 0, bitmap.width, bitmap.height);
     this.context.drawImage(bitmap.image, 0, 0);

@@ -1,22 +1,24 @@
 // One episode, or two side by side: pictures, plots and values at one position.
 
-import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type Job } from "./api.ts";
-import { askConsent, askEpisode } from "./dialogs.ts";
+import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type FrameBlock } from "./api.ts";
+import { askEpisode } from "./dialogs.ts";
 import { fill, h, icon, type Child } from "./dom.ts";
 import { outcomeKind } from "./episode_list.ts";
 import { FrameStore, Picture } from "./frames.ts";
+import { GridFrames, planesOf } from "./grid.ts";
 import { PlotStack } from "./plots.ts";
+import { Rendering } from "./rendering.ts";
 import { LIST, type Route } from "./route.ts";
 import { Refused } from "./source.ts";
 import { StepPanel } from "./step_panel.ts";
+import { splitter } from "./splitter.ts";
 import { SPEEDS, Transport } from "./transport.ts";
-import { count, plural, short } from "./words.ts";
+import { count, short } from "./words.ts";
 import { FLAG_NAMES, type Page, type View } from "./view.ts";
 
 const DEFAULT_FPS = 30;
 const LATE = 0.1; // seconds that playing makes up for; after a longer wait it goes on from where it is
 const FLAG_KEYS: Record<string, Exclude<Flag, null>> = { g: "good", b: "bad", l: "look" };
-const POLL = 300; // milliseconds between questions about a rendering
 
 interface Side {
   id: EpisodeId;
@@ -32,9 +34,11 @@ export class Player implements View {
   private readonly pictures = h("div", { class: "pictures" });
   private readonly chooser = h("select", { class: "chooser", "aria-label": "Picture" });
   private readonly stage: HTMLElement;
+  private readonly columns: HTMLElement;
   private readonly plots: PlotStack;
   private readonly transport: Transport;
   private readonly panel: StepPanel;
+  private rendering: Rendering | null = null;
   private sides: Side[] = [];
   private difference: Difference | null = null;
   private position = 0;
@@ -45,7 +49,6 @@ export class Player implements View {
   private frame = 0;
   private routeTimer = 0;
   private loading = 0; // counts loads, so that a late answer is known as one
-  private closed = false;
   private shownRoute: Route;
 
   constructor(private readonly page: Page, route: Route) {
@@ -61,7 +64,8 @@ export class Player implements View {
     });
     this.chooser.addEventListener("change", () => this.page.go({ picture: this.chooser.value }, true));
     this.stage = h("div", { class: "stage" }, [this.pictures, this.chooser, this.panel.element]);
-    this.element.append(this.head, this.banner, h("div", { class: "columns" }, [this.stage, this.plots.element]), this.transport.element);
+    this.columns = h("div", { class: "columns" }, [this.stage, splitter(() => this.columns, !page.api.source.saved), this.plots.element]);
+    this.element.append(this.head, this.banner, this.columns, this.transport.element);
     void this.load(route);
   }
 
@@ -94,11 +98,11 @@ export class Player implements View {
   }
 
   close(): void {
-    this.closed = true;
     this.loading++;
     cancelAnimationFrame(this.frame);
     clearTimeout(this.routeTimer);
     for (const { frames } of this.sides) frames?.close();
+    this.rendering?.close();
     this.plots.close();
     this.panel.close();
   }
@@ -121,7 +125,8 @@ export class Player implements View {
       case "p": this.neighbour(-1); return true;
       case "c": void this.askCompare(); return true;
       case "d": if (this.difference?.step != null) this.seek(this.difference.step); return true;
-      case "Escape": this.page.go(LIST); return true;
+      case "f": this.enlarge(); return true;
+      case "Escape": this.element.classList.contains("large") ? this.enlarge() : this.page.go(LIST); return true;
     }
     const flag = FLAG_KEYS[event.key];
     if (flag && !this.page.api.source.saved) {
@@ -129,6 +134,13 @@ export class Player implements View {
       return true;
     }
     return false;
+  }
+
+  /** Make the picture as large as the window, or as small as before. */
+  private enlarge(): void {
+    const large = this.element.classList.toggle("large");
+    if (large) window.scrollTo(0, 0);
+    this.page.say(large ? "Large picture; f or Escape makes it small again." : "Small picture.");
   }
 
   private get length(): number {
@@ -149,8 +161,11 @@ export class Player implements View {
       this.element.classList.add("shown");
       this.element.classList.toggle("two", ids.length === 2);
       this.position = Math.min(route.step, this.length);
+      this.rendering?.close();
+      this.rendering = new Rendering(this.page, { position: () => this.position, arrived: (done) => void this.pictured(done) });
+      this.rendering.show(this.sides);
       this.openPictures();
-      this.panel.show(ids);
+      this.panel.show(ids, this.sides[0]!.facts.columns);
       this.plots.setZoom(null);
       this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
       this.plots.setZoom(route.zoom);
@@ -206,17 +221,26 @@ export class Player implements View {
   }
 
   private openPictures(): void {
-    const names = [...new Set(this.sides.flatMap(({ facts }) => facts.frames))];
+    const saved = this.page.api.source.saved;
+    const pictured = [...new Set(this.sides.flatMap(({ facts }) => facts.frames))];
+    const grids = this.sides.flatMap(({ facts }) => facts.columns.filter((column) => planesOf(column, saved))).map(({ name }) => name);
+    const names = [...new Set([...pictured, ...grids])];
     const wanted = this.shownRoute.picture ?? "";
     const chosen = names.includes(wanted) ? wanted : names.includes("render") ? "render" : names[0];
     for (const side of this.sides) {
       side.frames?.close();
       side.frames = null;
-      if (chosen === undefined || !side.facts.frames.includes(chosen)) continue;
-      side.frames = new FrameStore(this.page.api, side.id, chosen, rowsOf(side.facts, chosen), (row, bitmap) => side.picture.show(row, bitmap), () => this.drawPictures(), (error) => {
+      const column = side.facts.columns.find(({ name }) => name === chosen);
+      if (!column) continue;
+      const planes = planesOf(column, saved);
+      const grid = planes && new GridFrames(this.page.api, side.id, column, planes, (range) => side.picture.range(range));
+      side.picture.range("");
+      const ask = (block: number, signal: AbortSignal): Promise<FrameBlock> => (grid ? grid.frames(block, signal) : this.page.api.frames(side.id, column.name, block, signal));
+      side.frames = new FrameStore(ask, column.name, rowsOf(side.facts, column.name), (row, bitmap) => side.picture.show(row, bitmap), () => this.drawPictures(), (error) => {
         this.pause();
         this.page.fail(error);
       });
+      if (chosen === "render") side.frames.refresh(this.rendering?.busy ?? false);
     }
     fill(this.chooser, names.map((name) => h("option", { value: name, selected: name === chosen }, [name === "render" ? "rendered again" : name])));
     this.chooser.hidden = names.length < 2;
@@ -227,76 +251,18 @@ export class Player implements View {
         picture.title(this.sides.length === 2 ? `${traces.length > 1 ? `${traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}` : "");
         return frames && picture.element;
       }),
-      this.renderButton(chosen === undefined),
+      this.rendering?.element,
     ]);
-    this.pictures.hidden = this.pictures.childElementCount === 0;
+    this.rendering?.offer(this.sides.map(({ facts }) => facts));
+    this.pictures.hidden = ![...this.pictures.children].some((child) => !(child as HTMLElement).hidden);
     this.element.classList.toggle("no-pictures", chosen === undefined);
     this.drawPictures();
   }
 
-  /** Where no pictures were recorded an explanation comes with the button. */
-  private renderButton(alone: boolean): Child {
-    const some = this.sides.filter(({ facts }) => facts.renderable && !facts.frames.includes("render"));
-    if (!some.length || this.page.api.source.saved) return null;
-    const note = h("span", { class: "quiet" }, [alone && "No pictures were recorded. The environment can run the episode again."]);
-    const bar = h("progress", { max: 1, value: 0, hidden: true, "aria-label": "Rendering" });
-    const button = h("button", { type: "button", class: "button", title: "Run the episode again in its environment, and show what that renders" }, [some.length === 2 ? "Render both" : "Render"], {
-      click: () => void this.render(some.map(({ id }) => id), button, bar, note),
-    });
-    return h("div", { class: alone ? "render" : "render again" }, [note, bar, button]);
-  }
-
-  private async render(ids: EpisodeId[], button: HTMLButtonElement, bar: HTMLProgressElement, note: HTMLElement): Promise<void> {
-    button.disabled = true;
-    try {
-      for (const id of ids) {
-        bar.hidden = false;
-        const remark = await this.rendered(id, false, ({ phase, done, of }) => {
-          bar.max = Math.max(1, of);
-          bar.value = done;
-          note.textContent = `${count(done)} of ${plural(of, "step")} ${phase === "compared" ? "compared with the recording" : "rendered"}`;
-        });
-        if (this.closed) return;
-        if (remark === null) {
-          bar.hidden = true;
-          button.disabled = false;
-          return;
-        }
-        if (remark) this.page.say(remark, "error");
-      }
-      this.page.go({ picture: "render" }, true);
-      await this.grow();
-    } catch (error) {
-      note.textContent = error instanceof Error ? error.message : String(error);
-      bar.hidden = true;
-      button.disabled = false;
-      this.page.fail(error);
-    }
-  }
-
-  /** Render an episode, after consent if code outside of Gymnasium would run. Resolves to a remark, or null if the reader says no. */
-  private async rendered(id: EpisodeId, trust: boolean, progress: (job: Job) => void): Promise<string | null> {
-    let consent: string | undefined;
-    try {
-      const job = await this.page.api.startRendering(id, trust);
-      while (!this.closed) {
-        const answer = await this.page.api.rendering(job);
-        const { state, error, note, consent: asked } = answer;
-        progress(answer);
-        if (state === "ready") return note ?? "";
-        if (state === "failed" && !asked) throw new Error(error || "The episode could not be rendered.");
-        if (state === "failed") {
-          consent = asked;
-          break;
-        }
-        await new Promise((resolve) => setTimeout(resolve, POLL));
-      }
-    } catch (error) {
-      if (!(error instanceof Refused) || error.consent === null) throw error;
-      consent = error.consent;
-    }
-    if (consent === undefined || trust) return null;
-    return (await askConsent(consent)) ? this.rendered(id, true, progress) : null;
+  /** Pictures of a rendering have arrived. */
+  private async pictured(done: boolean): Promise<void> {
+    if (done || this.sides.some(({ frames }) => frames?.column !== "render")) await this.grow();
+    for (const { frames } of this.sides) if (frames?.column === "render") frames.refresh(!done);
   }
 
   private drawHead(): void {

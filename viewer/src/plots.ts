@@ -2,15 +2,17 @@
 
 import uPlot from "uplot";
 import type { Api, ColumnFacts, EpisodeId } from "./api.ts";
+import { BAND, drawBands, namesOf, valueName } from "./bands.ts";
 import { valueAt, type Curves } from "./curves.ts";
 import { fill, h, set } from "./dom.ts";
+import { PlotChoice } from "./plot_choice.ts";
 import { count, itemName, range, short } from "./words.ts";
 import { isAbort, Latest } from "./view.ts";
 
 const HEIGHT = 92; // pixels of a plot whose lines share an axis
 const LANE = 30; // pixels of a line that has a lane of its own
 const AXIS = 54; // pixels at the left of every plot
-const RIGHT = 22;
+const RIGHT = 46; // and at the right, with the smallest and the largest value of each lane
 const PER_PLOT = 6; // items; more are hard to tell apart
 const SHARING = 2; // items that share an axis; more get a lane each
 const OPEN_PLOTS = 4; // of a column; the rest are folded up
@@ -42,6 +44,7 @@ interface Panel {
   values: HTMLElement[];
   hidden: Set<number>;
   lanes: boolean;
+  bands: boolean; // of the values of a discrete column
   cursor: HTMLElement;
   marker: HTMLElement;
   plot: uPlot | null;
@@ -66,7 +69,10 @@ export class PlotStack {
   private readonly sizes = new ResizeObserver(() => this.resized());
   private readonly sight = new IntersectionObserver((entries) => this.sighted(entries), { rootMargin: "200px" });
 
+  private readonly choice: PlotChoice;
+
   constructor(private readonly api: Api, private readonly events: PlotEvents) {
+    this.choice = new PlotChoice(!api.source.saved);
     this.sizes.observe(this.element);
   }
 
@@ -77,7 +83,9 @@ export class PlotStack {
     this.difference = null;
     if (!this.zoomed) this.view = this.whole();
     const columns = shown[0]!.columns.filter(({ kind, group }) => kind === "numeric" && group !== "flags");
-    fill(this.element, [this.axis, ...columns.sort((a, b) => order(a) - order(b)).map((column) => this.group(column))]);
+    const groups = columns.sort((a, b) => order(a) - order(b)).map((column) => this.choice.add(column, this.group(column)));
+    fill(this.element, [this.choice.element, this.axis, ...groups]);
+    this.choice.apply();
     this.drawAxis();
   }
 
@@ -134,6 +142,7 @@ export class PlotStack {
 
   private drop(): void {
     clearTimeout(this.timer);
+    this.choice.clear();
     for (const panel of this.panels.splice(0)) {
       panel.latest.cancel();
       panel.plot?.destroy();
@@ -169,11 +178,17 @@ export class PlotStack {
     const panel: Panel = {
       element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name }, [column.name]), legend, tag]), body]),
       column, items, body, tag, legend,
-      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
+      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING, bands: column.values !== null, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),
       marker: h("div", { class: "difference" }),
     };
-    for (let item = items[0]; item < items[1]; item++) {
+    if (panel.bands) {
+      const { start, count: of, names } = column.values!;
+      panel.values.push(h("span", { class: "value" }));
+      legend.append(panel.values[0]!);
+      if (names || of <= COLOURS) legend.append(...Array.from({ length: of }, (_, i) => h("span", { class: `key series-${i % COLOURS}` }, [h("span", { class: "swatch", "aria-hidden": "true" }), valueName(column, start + i)])));
+    }
+    for (let item = items[0]; item < items[1] && !panel.bands; item++) {
       const value = h("span", { class: "value" });
       panel.values.push(value);
       const label = column.labels?.[item] ?? (several ? itemName(item, column.shape) : "");
@@ -311,7 +326,7 @@ export class PlotStack {
           width: other ? 1 : 1.35,
           points: { show: (curves?.rows ?? 0) < 3, size: 5 },
           ...(other ? { dash: [3, 3] } : {}),
-          ...(whole && !curves?.decimated ? { paths: stepped } : {}),
+          ...(panel.bands ? { paths: () => null, points: { show: false } } : whole && !curves?.decimated ? { paths: stepped } : {}),
         });
       }
     });
@@ -322,10 +337,10 @@ export class PlotStack {
     const options: uPlot.Options = {
       width: this.width,
       height: heightOf(panel),
-      padding: panel.lanes ? [2, RIGHT, 2, AXIS] : [6, RIGHT, 6, 0],
+      padding: panel.lanes || panel.bands ? [2, RIGHT, 2, AXIS] : [6, RIGHT, 6, 0],
       legend: { show: false },
       scales,
-      axes: panel.lanes ? [{ show: false }, { show: false }] : [
+      axes: panel.lanes || panel.bands ? [{ show: false }, { show: false }] : [
         { show: false },
         { scale: "y", size: AXIS, gap: 6, font, stroke: variable("--quiet"), ticks: { show: false }, grid: { stroke: variable("--grid"), width: 1 }, space: 26, ...(whole ? { incrs: STEPS } : {}), values: (_, splits) => splits.map((value) => short(value)) },
       ],
@@ -341,7 +356,11 @@ export class PlotStack {
         setSelect: [(plot) => this.selected(plot)],
         setCursor: [(plot) => this.hovered(panel, plot)],
         drawClear: [(plot) => this.laneNames(panel, plot, lanes, font, variable)],
-        draw: [(plot) => this.drawn(panel, plot, variable("--bad"))],
+        draw: [(plot) => {
+          if (panel.bands) drawBands(plot, panel.curves, (value) => variable(`--series-${(value - panel.column.values!.start) % COLOURS}`));
+          this.laneEnds(panel, plot, lanes, font, variable("--quiet"));
+          this.drawn(panel, plot, variable("--bad"));
+        }],
       },
     };
     fill(panel.body, []);
@@ -363,6 +382,23 @@ export class PlotStack {
       if (lane) ctx.fillRect(bbox.left, Math.round(bbox.top + lane * height), bbox.width, devicePixelRatio);
       ctx.fillStyle = variable("--quiet");
       ctx.fillText(clipped(panel.column.labels?.[panel.items[0] + item] ?? itemName(panel.items[0] + item, panel.column.shape).replace(/^\[(.*, .*)\]$/, "$1")), bbox.left - 6 * devicePixelRatio, bbox.top + (lane + 0.5) * height);
+    });
+    ctx.restore();
+  }
+
+  /** The largest and the smallest value of each lane, at its right. */
+  private laneEnds({ curves }: Panel, { ctx, bbox }: uPlot, lanes: number[], font: string, colour: string): void {
+    const height = bbox.height / Math.max(1, lanes.length);
+    const pixel = devicePixelRatio;
+    ctx.save();
+    ctx.font = font.replace("11px", `${9.5 * pixel}px`);
+    ctx.textBaseline = "middle";
+    ctx.fillStyle = colour;
+    lanes.forEach((item, lane) => {
+      const [low, high] = ends(curves, item);
+      if (low > high) return;
+      const texts: [number, number][] = low === high ? [[high, 0.5 * height]] : [[high, 8 * pixel], [low, height - 8 * pixel]];
+      for (const [value, at] of texts) ctx.fillText(short(value, 3), bbox.left + bbox.width + 4 * pixel, bbox.top + lane * height + at);
     });
     ctx.restore();
   }
@@ -406,7 +442,7 @@ export class PlotStack {
     panel.values.forEach((element, item) => {
       const texts = panel.curves.map((curves) => {
         const value = curves && valueAt(curves, item, row);
-        return value ? range(value) : "–";
+        return value ? (panel.bands ? namesOf(panel.column, value) : range(value)) : "–";
       });
       const text = texts.length === 2 && texts[0] === texts[1] ? texts[0]! : texts.join(" · ");
       if (element.textContent !== text) element.textContent = text;
@@ -538,6 +574,17 @@ function laned(low: number | null, high: number | null, lane: number, lanes: num
   return [middle - size * (lanes - lane - 0.5), middle + size * (lane + 0.5)];
 }
 
-const heightOf = (panel: Panel): number => (panel.lanes ? Math.max(1, panel.values.length - panel.hidden.size) * LANE + 4 : HEIGHT);
+/** The smallest and the largest value of an item in all episodes. */
+function ends(curves: (Curves | null)[], item: number): [number, number] {
+  let [low, high] = [Infinity, -Infinity];
+  for (const one of curves) {
+    const begin = item * (one?.x.length ?? 0);
+    for (const value of one?.low.subarray(begin, begin + one.x.length) ?? []) if (Number.isFinite(value)) low = Math.min(low, value);
+    for (const value of one?.high.subarray(begin, begin + one.x.length) ?? []) if (Number.isFinite(value)) high = Math.max(high, value);
+  }
+  return [low, high];
+}
+
+const heightOf = (panel: Panel): number => panel.bands ? BAND * Math.max(1, panel.curves.length) + 4 : (panel.lanes ? Math.max(1, panel.values.length - panel.hidden.size) * LANE + 4 : HEIGHT);
 
 const clipped = (name: string): string => (name.length > 8 ? `${name.slice(0, 7)}…` : name);

@@ -1,6 +1,7 @@
 // What was recorded at one step: action, reward, infos and texts; of two episodes, what differs stands out.
 
-import { STEPS_BLOCK, type Api, type EpisodeId, type Json, type StepFacts } from "./api.ts";
+import { STEPS_BLOCK, type Api, type ColumnFacts, type EpisodeId, type Json, type StepFacts } from "./api.ts";
+import { valueName } from "./bands.ts";
 import { fill, h } from "./dom.ts";
 import { isAbort } from "./view.ts";
 
@@ -54,6 +55,7 @@ export class StepPanel {
   private readonly title = h("h3");
   private readonly list = h("div", { class: "values", role: "table", "aria-label": "Values of this step" });
   private stores: StepStore[] = [];
+  private columns = new Map<string, ColumnFacts>();
   private position = 0;
   private all = false;
 
@@ -61,8 +63,10 @@ export class StepPanel {
     this.element = h("section", { class: "step", "aria-label": "Step" }, [this.title, this.list]);
   }
 
-  show(ids: EpisodeId[]): void {
+  /** columns: their names of numbers and values. */
+  show(ids: EpisodeId[], columns: ColumnFacts[]): void {
     this.close();
+    this.columns = new Map(columns.map((column) => [column.name.replace(/^(action|observation)s/, "$1"), column]));
     this.stores = ids.map((id) => new StepStore(this.api, id, () => this.draw(), this.failed));
   }
 
@@ -85,7 +89,7 @@ export class StepPanel {
     this.title.textContent = `Step ${this.position}`;
     this.element.classList.toggle("waiting", found[0] === null);
     if (found[0] === null) return; // the values before stay until the new ones are there
-    const sides = found.map((step) => new Map(step ? lines(step) : []));
+    const sides = found.map((step) => new Map(step ? lines(step, this.columns) : []));
     const names = [...new Set(sides.flatMap((side) => [...side.keys()]))];
     const shown = this.all ? names : names.slice(0, MOST_LINES);
     fill(this.list, [
@@ -103,15 +107,20 @@ export class StepPanel {
 }
 
 /** The values of a step with their paths; short lists stay in one line. */
-function* lines(step: StepFacts): Generator<[string, string]> {
+function* lines(step: StepFacts, columns: Map<string, ColumnFacts>): Generator<[string, string]> {
   const entries = Object.entries(step).filter(([name]) => name !== "step");
   const last = (name: string): number => Number(name.startsWith("observation")); // often long
-  for (const [name, value] of entries.sort(([a], [b]) => last(a) - last(b))) yield* line(name, value);
+  for (const [name, value] of entries.sort(([a], [b]) => last(a) - last(b))) yield* line(name, value, columns);
 }
 
-function* line(path: string, value: Json): Generator<[string, string]> {
+function* line(path: string, value: Json, columns: Map<string, ColumnFacts>): Generator<[string, string]> {
+  const column = columns.get(path);
   if (value !== null && typeof value === "object" && !Array.isArray(value)) {
-    for (const [name, part] of Object.entries(value)) yield* line(`${path}.${name}`, part);
+    for (const [name, part] of Object.entries(value)) yield* line(`${path}.${name}`, part, columns);
+  } else if (column?.labels && Array.isArray(value) && value.length === column.labels.length) {
+    for (const [i, part] of value.entries()) yield [`${path}.${column.labels[i]}`, text(part)];
+  } else if (column?.values?.names && typeof value === "number") {
+    yield [path, `${value} · ${valueName(column, value)}`];
   } else {
     yield [path, text(value)];
   }

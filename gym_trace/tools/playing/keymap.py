@@ -320,16 +320,3 @@ def _number(value: Any, element: Element) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not element.low <= value <= element.high:
         raise ValueError(f"{printable(str(value))} is out of range; use {element.low:g} to {element.high:g}")
     return value
-
-
-def labels_of(env: Any) -> list[str]:
-    """Return the environment's names of its actions; [] if it has none."""
-    try:
-        return [str(name) for name in env.unwrapped.get_action_meanings()]
-    except Exception:  # most environments have no such method; others may raise anything
-        pass
-    try:
-        named = {int(member): name for name, member in env.unwrapped.actions.__members__.items()}
-        return [named[number] for number in range(len(named))]
-    except Exception:
-        return []

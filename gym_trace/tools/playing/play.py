@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.envs.names import action_names
 from gym_trace.envs.seeding import episode_seed
 from gym_trace.errors import InvalidOption, TraceError, warn
 from gym_trace.format.facts import add_facts
@@ -28,7 +29,6 @@ from gym_trace.tools.playing.keymap import (
     keymap_of_answers,
     keymap_of_environment,
     keymap_of_file,
-    labels_of,
     questions_of,
 )
 from gym_trace.tools.playing.session import MARK, RESERVED, PlayReport, Session
@@ -114,7 +114,7 @@ def play(
             owner[0] = recorder = TraceRecordingWrapper(env, directory, metadata=metadata, **recording)
         if facts:
             add_facts(LocalStorage(directory), dict(facts))
-        rows = keymap.described(labels_of(env))
+        rows = keymap.described(action_names(env))
         session = Session(
             recorder,
             window,
@@ -180,7 +180,7 @@ def _keymap(
         keymap = keymap_of_environment(env, key_name) or default_keymap(space)
         if keymap is not None:
             return keymap
-    questions = questions_of(space, labels_of(env))
+    questions = questions_of(space, action_names(env))
     answers = ask(window, name, questions, reserved, hasattr(space, "n") and not space.shape, stop)
     if answers is None:
         return None

@@ -128,6 +128,7 @@ class Answers:
             facts["frames"].append(RENDERED)
             facts["columns"].append(rendering.column())
             facts["fps"] = rendering.fps or facts["fps"]
+            facts["rendering"] = rendering.state == "running"
         return {**facts, "renderable": facts["renderable"] and self.renderings is not None}
 
     def _rendering(self, query: Query) -> Rendering | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.data.agents import REWARDS, agents_key
 from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Branch, Layout, Leaf, Path
 from gym_trace.data.returns import number_of
@@ -25,6 +26,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.printable import integer, key_text
 from gym_trace.tools.viewer.bins import Bins, CurveStore, binned
 from gym_trace.tools.viewer.container import packed
+from gym_trace.tools.viewer.names import Names
 from gym_trace.tools.viewer.values import MOST_NUMBERS, array_text, to_json
 
 MOST_ITEMS = 64  # items of a column in one answer
@@ -87,7 +89,7 @@ class ViewColumn(NamedTuple):
     def plain(self) -> dict[str, Any]:
         size = picture_size(np.dtype(self.dtype), self.shape) if self.kind == "frames" else None
         about = {"name": self.name, "group": self.group, "kind": self.kind, "shape": self.shape, "dtype": self.dtype}
-        return {**about, "items": self.items, "labels": None, "rows": self.rows, "frame_shape": size}
+        return {**about, "items": self.items, "rows": self.rows, "frame_shape": size}
 
 
 class ViewedEpisode:
@@ -129,6 +131,11 @@ class ViewedEpisode:
         if found.kind != kind:
             raise LookupError(f"{name}: is a column of {found.kind}, not {kind}")
         return found
+
+    def plain_columns(self) -> list[dict[str, Any]]:
+        """Return the descriptions of the columns, with the names of their numbers and values."""
+        names = Names(self.trace.facts, self._writer.about_or_empty)
+        return [{**one.plain(), **names.plain(one.name, one.path, one.shape)} for one in self.columns.values()]
 
     @property
     def fps(self) -> float | None:
@@ -193,7 +200,9 @@ class ViewedEpisode:
         dtype, shape = self._sampled(("rewards",))
         shape = shape if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else ()
         yield ViewColumn("rewards", "rewards", "numeric", ("rewards",), dtype or "<f8", shape, steps)
-        yield ViewColumn("return", "return", "numeric", ("return",), "<f8", shape, steps)
+        yield ViewColumn("return", "return", "numeric", ("rewards",), "<f8", shape, steps)
+        if (of_agents := self._rewards_of_agents) is not None:
+            yield ViewColumn("returns of agents", "return", "numeric", of_agents.path, "<f8", of_agents.shape, seen)
         for path in self._stored("annotations"):
             dtype, shape = self._sampled(path)
             kind = "numeric" if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else "text"
@@ -203,6 +212,13 @@ class ViewedEpisode:
                 yield ViewColumn(name_of(("infos", key)), "infos", "numeric", ("infos", key), "", (), steps)
         for name, stored in _FLAGS.items():
             yield ViewColumn(name, "flags", "numeric", (stored,), "|b1", (), steps)
+
+    @property
+    def _rewards_of_agents(self) -> Leaf | None:
+        """Return the column of the agents' rewards, one number each; None in an episode of one agent."""
+        key = agents_key(self._writer.about_or_empty.agents.get("names") or ())
+        path = ("observations", key, REWARDS)
+        return next((leaf for leaf in self._writer.layouts.observations.leaves() if leaf.path == path), None)
 
     def _stored(self, root: str) -> list[Path]:
         return list(dict.fromkeys(p for batch in self._writer.read_batches for p in batch.totals if p[0] == root))
@@ -244,7 +260,7 @@ class ViewedEpisode:
         Raises LookupError, InvalidOption.
         """
         column = self.column(name, "numeric")
-        return self._plot(column, begin, end, pixels, self._items(column, items))
+        return self._plot(column, begin, end, pixels, self._items(column, items, end - begin))
 
     def _plot(self, column: ViewColumn, begin: int, end: int, pixels: int, chosen: slice) -> bytes:
         begin, end = max(0, begin), min(end, column.rows)
@@ -267,10 +283,11 @@ class ViewedEpisode:
         items = min(column.items, _MOST_SAVED_ITEMS)
         return self._plot(column, 0, column.rows, max(1, column.rows), slice(0, items))
 
-    def _items(self, column: ViewColumn, items: slice | None) -> slice:
+    def _items(self, column: ViewColumn, items: slice | None, rows: int) -> slice:
+        most = MOST_ITEMS if rows > MOST_FRAMES else _MOST_PLOTTED  # few rows are shown as pictures
         chosen = items or slice(0, min(MOST_ITEMS, column.items))
-        if not 0 <= chosen.start <= chosen.stop or chosen.stop - chosen.start > MOST_ITEMS:
-            raise InvalidOption(f"items: pass up to {MOST_ITEMS} items, such as 0:16")
+        if not 0 <= chosen.start <= chosen.stop or chosen.stop - chosen.start > most:
+            raise InvalidOption(f"items: pass up to {most} items, such as 0:16")
         return chosen
 
     def _bins(self, column: ViewColumn, start: int, end: int, width: int) -> Bins:
@@ -315,7 +332,7 @@ class ViewedEpisode:
         A value is missing, and NaN, if it cannot be read, was not recorded or is not a number.
         """
         if column.group == "return":
-            rewards, unknown = self._numbers(column._replace(group="rewards", path=("rewards",)), 0, stop, items)
+            rewards, unknown = self._numbers(column._replace(group="rewards"), 0, stop, items)
             sums = np.cumsum(rewards.astype(np.float64), axis=0)[start:]
             return sums, None if unknown is None else np.logical_or.accumulate(unknown, axis=0)[start:]
         path = column.path[:1] if column.group == "infos" else column.path

@@ -217,8 +217,10 @@ def _json_of(body: bytes) -> Any:
 def _render(answers: Answers, body: bytes) -> Answer:
     """Begin to render an episode. Raises Refused."""
     match _json_of(body):
-        case {"trace": int(number), "episode": int(episode), "trust": bool(trust)}:
-            pass
+        case {"trace": int(number), "episode": int(episode), "trust": bool(trust), **more}:
+            position, is_asked = more.get("step", 0), more.get("asked", True)
+            if type(position) is not int or type(is_asked) is not bool:
+                raise Refused(400, "step: pass a whole number; asked: true or false")
         case _:
             raise Refused(400, 'pass {"trace": 0, "episode": 7, "trust": false}')
     try:
@@ -230,7 +232,7 @@ def _render(answers: Answers, body: bytes) -> Answer:
     from gym_trace.tools.viewer.rendering import Consent
 
     try:
-        return as_json({"job": str(answers.renderings.start(number, viewed, trust).number)})
+        return as_json({"job": str(answers.renderings.start(number, viewed, trust, position, is_asked).number)})
     except Consent as consent:
         hint = "render it only if you trust the trace"
         raise Refused(409, str(consent), hint, consent=str(consent)) from consent

@@ -207,7 +207,7 @@ class ViewedTrace:
             "damage": self._damage_of(viewed),
             "frames": [column.name for column in columns.values() if column.kind == "frames"],
             "renderable": not one.first_step,
-            "columns": [column.plain() for column in columns.values()],
+            "columns": viewed.plain_columns(),
             "facts": [(label, text[:_MOST_CHARACTERS]) for label, text in viewed.facts()],
             "fps": viewed.fps,
             "version": self.version,

@@ -154,3 +154,10 @@ def test_the_commands_compact_drop_and_annotate_say_what_they_did(tmp_path: Path
         ("annotate", tmp_path / "t", "--set", "author"),
     ):
         assert run("edit", *wrong).exit_code == 2
+
+
+def test_names_of_several_columns_come_together_in_one_fact(tmp_path: Path) -> None:
+    record_lengths(tmp_path / "t", [1])
+    ok("edit", "annotate", tmp_path / "t", "--names", "observations=x, v", "--names", "actions=left,right")
+    ok("edit", "annotate", tmp_path / "t", "--names", "actions=off,on")
+    assert open_trace(tmp_path / "t").facts["names"] == {"observations": ["x", "v"], "actions": ["off", "on"]}

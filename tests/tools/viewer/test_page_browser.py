@@ -418,11 +418,57 @@ def test_real_environments_open_with_plots_and_pictures(driver, tmp_path, env_id
         page = Page(driver, address)
         page.go("#trace=0&episode=0&step=40")
         page.until("document.querySelectorAll('.panel canvas').length >= 3")
-        if env_id == "ALE/Pong-v5":
-            page.until("document.querySelector('.picture canvas[data-step=\"40\"]')")
+        page.until("document.querySelector('.picture canvas[data-step=\"40\"]')")  # recorded, rendered, or a grid
+        if env_id != "HalfCheetah-v5":
+            assert page.text(".panel .legend .key")  # a name of an action
         page.until("document.querySelector('.step:not(.waiting) .values .line')")
         assert page.messages() == []
         driver.get("about:blank")
+
+
+class Board(gym.Env):
+    """An array of numbers that a picture shows, and actions with names."""
+
+    observation_space, action_space = Box(0, 3, (5, 6), np.int8), Discrete(2, start=1)
+
+    def get_action_meanings(self):
+        return ["stay", HOSTILE]
+
+    def reset(self, *, seed=None, options=None):
+        self.board = np.arange(30, dtype=np.int8).reshape(5, 6) % 4
+        return self.board, {}
+
+    def step(self, action):
+        self.board = np.roll(self.board, 1)
+        return self.board, 0.0, False, False, {}
+
+
+def test_numbers_on_a_grid_are_a_picture_and_actions_are_bands_with_names(driver, tmp_path):
+    with TraceRecordingWrapper(Board(), tmp_path / "board") as env:
+        env.reset(seed=0)
+        for step in range(6):
+            env.step(1 + step % 2)
+    with opened(driver, tmp_path / "board", "#trace=0&episode=0&step=3") as page:
+        page.until("document.querySelector('.picture canvas.enlarged[data-step=\"3\"]')")
+        assert page.run("const e = document.querySelector('.picture canvas'); return [e.width, e.height]") == [6, 5]
+        colour = page.run("return getComputedStyle(document.documentElement).getPropertyValue('--series-1')").strip()
+        pixel = PIXEL.replace("5, 5, 1, 1,", "5, 0, 1, 1,")  # number 5 of the board is 2 at step 3
+        assert "#" + "".join(f"{part:02x}" for part in page.run(pixel)) == colour
+        keys = page.until("[...document.querySelectorAll('[data-column=actions] .key')].map(e => e.textContent)")
+        assert keys == ["stay", HOSTILE]
+        page.until("document.querySelector('[data-column=actions] .value').textContent === arguments[0]", HOSTILE)
+        page.press("f")
+        page.until("document.querySelector('.player.large .picture canvas').clientWidth > 700")
+        page.press("Escape")
+        page.until("!document.querySelector('.player.large') && document.querySelector('.picture')")
+        width = "document.querySelector('.picture').clientWidth"
+        before = page.run(f"return {width}")
+        key = "new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true})"
+        page.run(f"document.querySelector('.splitter').dispatchEvent({key})")
+        page.until(f"{width} > {before}")
+        page.run("document.querySelector('[data-column=actions] .choose.pinned').click()")
+        page.until("document.querySelector('.group').querySelector('[data-column=actions]')")
+        page.run("localStorage.clear()")
 
 
 @contextlib.contextmanager
@@ -598,7 +644,7 @@ def test_code_of_a_recording_runs_only_after_consent(driver, tmp_path, monkeypat
     button = "[...document.querySelectorAll('.render button')].find(e => e.textContent === 'Render')"
     with opened(driver, tmp_path / "trace", "#trace=0&episode=0&step=4") as page:
         for answer in ("Cancel", "Run it"):
-            page.until(f"{button} && !{button}.disabled")
+            page.until(f"{button} && !{button}.hidden")
             page.run(f"{button}.click()")
             said = page.until("document.querySelector('dialog[open] .consent')?.textContent")
             assert "asking" in said

@@ -102,6 +102,31 @@ def test_a_rendered_episode_has_a_picture_at_each_position(tmp_path: Path, rende
     assert asked(answers, "/api/episode?episode=0")["frames"] == []
 
 
+def test_the_position_that_a_page_shows_is_rendered_first(tmp_path: Path) -> None:
+    renderings = Renderings(Recipe(Making(make_env=Mine)))
+    answers = answers_with(mine(tmp_path), renderings)
+    job = finished(renderings.start(0, answers.traces[0].episode(0), trust=False, position=23))
+    assert [*job._spans] == [*range(23, 41), *range(23)]
+    for start in (0, 16, 32):
+        _, arrays = asked(answers, f"/api/frames?episode=0&column=render&from={start}&count=16")
+        assert all(
+            (np.asarray(Image.open(io.BytesIO(data.tobytes()))) == int(row)).all() for row, data in arrays.items()
+        )
+    renderings.close()
+
+
+def test_an_episode_that_no_page_looks_at_makes_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_PATIENCE_SECONDS", -1.0)
+    renderings = Renderings(Recipe(Making(make_env=Mine)))
+    answers = answers_with(cartpoles(tmp_path, 2), renderings)
+    first, second = (renderings.start(0, answers.traces[0].episode(n), trust=False, is_asked=not n) for n in (1, 0))
+    assert finished(first).state == "failed"
+    assert asked(answers, "/api/episode?episode=1")["frames"] == []
+    assert "another episode" in first.plain()["error"]
+    renderings.close()
+    assert second.is_asked
+
+
 def test_an_environment_that_only_the_trace_names_needs_consent(tmp_path: Path, renderings: Renderings) -> None:
     viewed = answers_with(mine(tmp_path), renderings).traces[0].episode(0)
     with pytest.raises(Consent, match=r"needs trust.*test_viewer_rendering"):
