@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -18,12 +19,12 @@ from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.identity import versions_of
 from gym_trace.envs.opengl import choose_opengl
 from gym_trace.envs.seeding import episode_seed
-from gym_trace.envs.states import can_restore, states_of
+from gym_trace.envs.states import can_restore, packed_state, states_of
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 from gym_trace.printable import error_text
 from gym_trace.tools.audit import arranged
 from gym_trace.tools.audit.arranged import Arranged, Checked, InLane, Make
-from gym_trace.tools.audit.fresh import compare, in_fresh_process, record_again
+from gym_trace.tools.audit.fresh import compare, compare_reversed, in_fresh_process, record_again
 from gym_trace.tools.audit.reference import Compared, Reference, Script, record
 from gym_trace.tools.audit.report import NO, NOT_TRIED, YES, Claim
 from gym_trace.tools.audit.world import Mode, World, modules_of
@@ -33,8 +34,9 @@ _SEEDS = 4  # other seeds whose starts are compared
 _RESETS = 5  # in a row, without a seed
 # Seeds this far apart start alike if seeds are taken modulo any of their divisors, such as 10, 50, 256 or 65,536.
 _APART = (2**10 * 3**2 * 5**4 * 7 * 11, 2**16 * 3 * 5**4, 10**9)
-_LONGEST_PERIOD = 2000
+_PRIMES = 2, 3, 5, 7, 11  # whose products these are
 _HASH_SEEDS = 1, 2
+_NO_STEP = "no step could be played"
 
 
 class Audit:
@@ -89,8 +91,12 @@ class Audit:
         self._reference = Reference(path)
         yield self._runs(error)
         for name in ("in-space", "action-unchanged", "fresh-observations"):
-            problem = self._checked.problems.get(name)
-            yield self._claim(name, NO, problem) if problem else self._claim(name, YES)
+            if problem := self._checked.problems.get(name):
+                yield self._claim(name, NO, problem)
+            elif self._reference.everything:
+                yield self._claim(name, YES)
+            else:
+                yield self._claim(name, NOT_TRIED, _NO_STEP)
         steady: dict[str, Callable[[], Claim]] = {
             "deterministic": self._deterministic,
             "own-randomness": partial(self._played, "own-randomness", Arranged, Mode.OTHER_RANDOM),
@@ -105,13 +111,13 @@ class Audit:
         }
         for name, attempt in steady.items():
             if not self._reference.everything:
-                yield self._claim(name, NOT_TRIED, "no step could be played")
+                yield self._claim(name, NOT_TRIED, _NO_STEP)
                 continue
             try:
                 yield attempt()
             except TraceError as problem:
                 yield self._claim(name, NOT_TRIED, " ".join(str(problem).split()))
-            except Exception as problem:  # user code may raise anything
+            except (Exception, SystemExit) as problem:  # user code may raise anything
                 yield self._claim(name, NOT_TRIED, error_text(problem))
 
     # -- what a claim says --------------------------------------------------------------------------------------------
@@ -168,15 +174,16 @@ class Audit:
 
     def _cause(self) -> str:
         """Return why results differ from the reference."""
-        held = self._reference.compared(Arranged(self._make, self._world))
-        if held.difference is None:
+        again = self._reference.compared(Arranged(self._make, self._world))
+        if again.difference is None:
             return "equal while the clock and the global generators are held, see own-randomness and time-independent"
         if self._fresh_ones_agree():
             self._unsteady = "instances in one process share state, which would show here, too"
-            self._shared = held
+            self._shared = again
             return "two fresh processes agree, so instances in one process share state"
         self._unsteady = "two runs of the same differ already"
-        return "neither the clock nor a global generator is the cause; perhaps an unseeded generator, threads or a GPU"
+        held = "differs, too, while the module time and the global generators are held"
+        return f"{held}; perhaps an unseeded generator, another clock, a file, threads or a GPU"
 
     def _fresh_ones_agree(self) -> bool:
         other = os.path.join(self._directory, "fresh")
@@ -225,16 +232,25 @@ class Audit:
             if found.difference is not None:
                 return self._found("stateless-reset", found, arrangement)
             episodes, steps = episodes + found.episodes, steps + found.steps
-        return self._claim("stateless-reset", YES, "alone, in reverse order, after cut episodes",
-                           Compared(episodes, steps))  # fmt: skip
+        tried = "alone, in reverse order, after cut episodes"
+        if "fresh-process" not in self._no:
+            with contextlib.suppress(EnvironmentUnavailable):
+                found = self._in_fresh_process(_HASH_SEEDS[0], compare_reversed, self._path)
+                if found.difference is not None:
+                    return self._found("stateless-reset", found, "in reverse order, in a fresh process")
+                episodes, steps = episodes + found.episodes, steps + found.steps
+                tried += ", in reverse order in a fresh process"
+        return self._claim("stateless-reset", YES, tried, Compared(episodes, steps))
 
     def _state(self) -> Claim:
         self._demand_steady("own-randomness", "time-independent", "stateless-reset", "lanes")
         env = self._make()
         try:
             env.reset(seed=0)
-            if states_of(env) is None:
+            states = states_of(env)
+            if states is None:
                 raise EnvironmentUnavailable("it offers no state: get_state() and set_state()")
+            packed_state(env, states)
             if not can_restore(env):
                 raise EnvironmentUnavailable("its wrappers have state of their own")
         finally:
@@ -302,7 +318,7 @@ class Audit:
         if at_reset:
             return self._starts_follow_seeds(seed, others, at_reset)
         starts = self._starts([seed, *others])
-        if not all(_same(starts[0], start) for start in starts[1:]):
+        if not _are_alike(starts):
             text = f"{len(starts)} seeds start alike in new environments, but resets in a row differ"
             return self._claim("seeded", NO, f"{text}: the seed does not decide the start")
         return self._claim("seeded", YES, "every start is the same; what follows depends on the seed", differing[0])
@@ -321,13 +337,13 @@ class Audit:
         """Return the claim where new environments start differently with other seeds."""
         count = len(others)
         seconds = [self._starts([seed, other])[1] for other in others]
-        if all(_same(seconds[0], start) for start in seconds[1:]):
+        if _are_alike(seconds) and not _are_alike([self._starts([other])[0] for other in others]):
             return self._claim("seeded", NO, f"the second reset ignores its seed: {count} seeds start alike there")
         rows = [self._starts([seed, *[None] * _RESETS], Mode.OTHER_RANDOM) for _ in range(2)]
         if not all(map(_same, *rows)):
             return self._claim("seeded", NO, f"a reset without a seed after reset(seed={seed}) is not decided by that "
                                "seed: two new environments start differently")  # fmt: skip
-        if all(_same(rows[0][0], start) for start in rows[0][1:]):
+        if all(_are_alike(self._starts([one, *[None] * _RESETS])) for one in (seed, *others)):
             return self._claim("seeded", NO, f"a reset without a seed repeats the start of reset(seed={seed})")
         if period := self._period():
             return self._claim("seeded", NO, f"seeds are taken modulo {period}: seeds 1 and {1 + period} start alike")
@@ -350,13 +366,16 @@ class Audit:
             return [copied(env.reset(seed=one)[0]) for one in (seed, *[None] * more)]
 
         def is_period(number: int) -> bool:
-            tries = [(1, 0), (2, 0), (3, 0), (1, _RESETS)]  # seeds, and resets in a row that tell chance apart
+            # Seeds, and resets in a row after them: so many that starts of few kinds are not alike by chance.
+            tries = [(1, 0), (2, 0), (3, 0), *((seed, _RESETS) for seed in range(1, 9))]
             return all(all(map(_same, starts(seed, more), starts(seed + number, more))) for seed, more in tries)
 
         try:
-            apart = next(filter(is_period, _APART), 0)
-            divisors = (number for number in range(2, _LONGEST_PERIOD) if apart and apart % number == 0)
-            return next(filter(is_period, divisors), apart)
+            period = next(filter(is_period, _APART), 0)
+            for prime in _PRIMES:
+                while period and period % prime == 0 and is_period(period // prime):
+                    period //= prime
+            return period
         finally:
             env.close()
 
@@ -404,6 +423,10 @@ def _counted(compared: Compared) -> str:
     words = [f"{number:,} {word}{'s' * (number != 1)}" for number, word in
              ((compared.episodes, "episode"), (compared.steps, "step"))]  # fmt: skip
     return ", ".join(words)
+
+
+def _are_alike(starts: Sequence[Any]) -> bool:
+    return all(_same(starts[0], start) for start in starts[1:])
 
 
 def _same(one: Any, other: Any) -> bool:

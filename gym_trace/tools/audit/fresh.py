@@ -43,6 +43,12 @@ def compare(env: Arranged, directory: str) -> Compared:
     return Reference(directory).compared(env)
 
 
+def compare_reversed(env: Arranged, directory: str) -> Compared:
+    """Compare an environment with a reference whose last episode is played first: caches of the process are empty."""
+    reference = Reference(directory)
+    return reference.compared(env, reference.everything[::-1])
+
+
 def record_again(env: Arranged, directory: str, other: str) -> None:
     """Record what a reference plays, to another directory."""
     record(env, other, Reference(directory).scripts())

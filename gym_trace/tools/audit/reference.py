@@ -51,7 +51,7 @@ class Compared:
 def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[Script]) -> str:
     """Record episodes, and close the environment; return its error, which ends the recording, or ""."""
     recorder = TraceRecordingWrapper(env, directory)
-    where, policy = "", _RandomActions(env)
+    where, problem, policy = "", "", _RandomActions(env)
     try:
         for number, script in enumerate(scripts):
             where = f"reset of episode {number}"
@@ -60,11 +60,14 @@ def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[S
                 where = f"step {step} of episode {number}"
                 if any(recorder.step(action)[2:4]):
                     break
-    except Exception as error:  # user code may raise anything
-        return f"{where} raised {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        problem = f"{where} raised {type(error).__name__}: {error}"
     finally:
-        recorder.close()
-    return ""
+        try:
+            recorder.close()
+        except Exception as error:  # user code may raise anything
+            problem = problem or f"close() raised {type(error).__name__}: {error}"
+    return problem
 
 
 def _actions_of(script: Script, policy: _RandomActions, number: int) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Environments with one real defect each, and three without; each names the issue that it is made after."""
+"""Environments with one real defect each, and some without; each names the issue that it is made after."""
 
 import copy
 import random
@@ -63,6 +63,13 @@ class Fixed(FixedStart):
     """Sound: nothing is random."""
 
     noise = 0.0
+
+
+class RareStart(Walk):
+    """Sound: most starts are the same."""
+
+    def start(self) -> float:
+        return float(self.np_random.random() < 0.2)
 
 
 class FromPool(Walk):
@@ -162,6 +169,13 @@ class IgnoresSeed(Walk):
 
     def drawn(self) -> float:
         return float(self._random.normal())
+
+
+class LargeModulo(Walk):
+    """Takes 16 bits of the seed (after no issue)."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=None if seed is None else seed % 2**16)
 
 
 class FirstSeedOnly(Walk):
@@ -320,6 +334,16 @@ class SetOrder(Walk):
         return int(next(iter(self.names)).split()[1]) / 40 + super().start()
 
 
+class CachesStarts(Walk):
+    """Takes the start of the first seed for those of seeds like it (after no issue: a cache with too coarse a key)."""
+
+    cache: dict[int, float] = {}  # noqa: RUF012 - the defect
+
+    def start(self) -> float:
+        start = super().start()
+        return self.cache.setdefault(round(start), start)
+
+
 class SharedGenerator(Walk):
     """All lanes draw from one generator, which each reset seeds (ManiSkill#1000)."""
 
@@ -351,6 +375,13 @@ class CopyForgets(Walk):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return type(self)(self.render_mode)
+
+
+class StateOfNumbers(Walk):
+    """Sound; its get_state() is not the one of recorders."""
+
+    def get_state(self) -> Any:
+        return self.x, self.v
 
 
 class StateForgets(WarmStart):

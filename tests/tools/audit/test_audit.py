@@ -28,6 +28,7 @@ EXPECTED: dict[str, tuple[dict[str, str], list[str]]] = {
     "FixedStart": ({}, []),
     "Fixed": ({}, []),
     "Endless": ({}, []),
+    "StateOfNumbers": ({}, ["state"]),
     "FromPool": ({"seeded": "seeds are ignored", "stateless-reset": "alone, in a new environment; first seen in "
                   "episode 1 at the reset, observations[0]"}, ["state"]),
     "NoisyPool": ({"seeded": "the seed does not decide the start", "stateless-reset": "at the reset"}, ["state"]),
@@ -43,6 +44,7 @@ EXPECTED: dict[str, tuple[dict[str, str], list[str]]] = {
     "FirstSeedOnly": ({"seeded": "the second reset ignores its seed", "stateless-reset": "alone"}, ["state"]),
     "SeedZero": ({"seeded": "reset(seed=0) starts differently in two new environments"}, []),
     "Modulo": ({"seeded": "modulo 50: seeds 1 and 51 start alike"}, []),
+    "LargeModulo": ({"seeded": "modulo 65536: seeds 1 and 65537 start alike"}, []),
     "RepeatsSeed": ({"seeded": "a reset without a seed repeats the start"}, []),
     "WarmStart": ({"stateless-reset": "episode 1 at step 0"}, ["state"]),
     "KeepsVelocity": ({"stateless-reset": "episode 1 at the reset, observations[1]"}, ["state"]),
@@ -97,6 +99,23 @@ def test_shared_state_of_instances_is_not_called_chance() -> None:
     assert list(found) == ["deterministic", "lanes"]
     assert "two fresh processes agree, so instances in one process share state" in found["deterministic"]
     assert "in a second environment of this process" in found["lanes"]
+
+
+@pytest.mark.parametrize("seed", [0, 4])  # in a row without a seed, or of other seeds, its starts are equal
+def test_few_kinds_of_starts_are_not_taken_for_ignored_seeds(seed: int) -> None:
+    assert not verdicts(gym_trace.audit(defects.RareStart, seed=seed, episodes=1, steps=5), "no")
+
+
+def test_a_cache_that_seeds_share_shows_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fresh(_: int, work: Callable[..., Any], make: Any, modules: object, *paths: str) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(defects.CachesStarts, "cache", {})
+            return work(Arranged(make, World()), *paths)
+
+    monkeypatch.setattr(claims, "in_fresh_process", fresh)
+    found = verdicts(gym_trace.audit(defects.CachesStarts, episodes=6, steps=5), "no")
+    assert list(found) == ["stateless-reset"]
+    assert found["stateless-reset"].startswith("in reverse order, in a fresh process; first seen in episode")
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -211,7 +230,20 @@ def test_environments_that_cannot_play_say_so() -> None:
 
     report = gym_trace.audit(NoReset, **SIZE)
     assert str(report["runs"]) == "no: reset of episode 0 raised RuntimeError: out of memory"
-    assert {claim.text for claim in report.claims[4:]} == {"no step could be played"}
+    assert {str(claim) for claim in report.claims[1:]} == {"not tried: no step could be played"}
+
+
+def test_an_environment_that_exits_or_fails_to_close_does_not_run() -> None:
+    class Exits(defects.Walk):
+        def step(self, _: Any) -> Any:
+            raise SystemExit(7)
+
+    class FailsToClose(defects.Walk):
+        def close(self) -> None:
+            raise RuntimeError("no connection")
+
+    assert str(gym_trace.audit(Exits, **SIZE)["runs"]) == "no: step 0 of episode 0 raised SystemExit: 7"
+    assert str(gym_trace.audit(FailsToClose, **SIZE)["runs"]) == "no: close() raised RuntimeError: no connection"
 
 
 def test_a_failure_to_make_a_second_environment_leaves_claims_untried() -> None:
