@@ -2,7 +2,7 @@
 // The first line of app.js holds the hash of the sources, so that a test can tell a stale build without npm.
 import { createHash } from "node:crypto";
 import { copyFileSync, mkdirSync, readFileSync, readdirSync } from "node:fs";
-import { dirname, join } from "node:path";
+import { dirname, join, relative } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
@@ -11,7 +11,8 @@ const target = process.argv[2] ?? join(root, "../gym_trace/tools/viewer/static")
 
 // Everything that decides what is built: names and bytes, in the order of the names.
 function sourceHash() {
-  const names = ["package-lock.json", "build.mjs", "index.html", ...readdirSync(join(root, "src")).map((name) => `src/${name}`)];
+  const names = ["package-lock.json", "build.mjs", "index.html", ...readdirSync(join(root, "src"), { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile()).map((entry) => relative(root, join(entry.parentPath, entry.name)).replaceAll("\\", "/"))];
   const hash = createHash("sha256");
   for (const name of names.sort()) {
     hash.update(`${name}\0`).update(readFileSync(join(root, name))).update("\0");
@@ -21,14 +22,20 @@ function sourceHash() {
 
 mkdirSync(target, { recursive: true });
 const common = { bundle: true, minify: true, charset: "utf8", legalComments: "inline", logLevel: "warning" };
-const licence = readFileSync(join(root, "node_modules/uplot/LICENSE"), "utf8").trim();
+const modules = { ...common, format: "esm", target: "es2022" };
+const licence = (name) => readFileSync(join(root, "node_modules", name, "LICENSE"), "utf8").trim();
 await build({
-  ...common,
+  ...modules,
   entryPoints: [join(root, "src/main.ts")],
   outfile: join(target, "app.js"),
-  format: "esm",
-  target: "es2022",
-  banner: { js: `/* sources ${sourceHash()} */\n/*! uPlot (https://github.com/leeoniya/uPlot)\n\n${licence} */` },
+  banner: { js: `/* sources ${sourceHash()} */\n/*! uPlot (https://github.com/leeoniya/uPlot)\n\n${licence("uplot")} */` },
+});
+// The worker of a static site, and the reader that the tests of the format use, too.
+await build({
+  ...modules,
+  entryPoints: [join(root, "src/site/worker.ts")],
+  outfile: join(target, "site.js"),
+  banner: { js: `/*! fzstd (https://github.com/101arrowz/fzstd)\n\n${licence("fzstd")} */` },
 });
 await build({ ...common, entryPoints: [join(root, "src/app.css")], outfile: join(target, "app.css") });
 copyFileSync(join(root, "index.html"), join(target, "index.html"));

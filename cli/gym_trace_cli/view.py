@@ -50,6 +50,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 @section(
     "Output",
     option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
+    option("--site DIR", "Write a static site that reads the traces by byte ranges.", PATH),
     option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", byte_count),
 )
 @selection_options
@@ -64,6 +65,7 @@ def command(
     step: int | None,
     start: str,
     save: str | None,
+    site: str | None,
     max_bytes: int | None,
     selection: Selection,
     recorded: RecordedEnvironment,
@@ -73,23 +75,31 @@ def command(
 
     Serves a page on this machine until Ctrl-C. Keys on the page flag episodes: good,
     bad, look again; 'flag' is then a column of --where. Episodes without images
-    can be rendered there in their environment. Needs the extra [view], unless --save.
+    can be rendered there in their environment. Needs the extra [view], unless --save
+    or --site.
 
     \b
     gym-trace view traces/cartpole
     gym-trace view traces/cartpole --episode 7 --step 120
     gym-trace view traces/before traces/after --no-browser --port 8000
     gym-trace view traces/cartpole --best 3 --save best.html
+    gym-trace view traces/cartpole --site public
     """
     if save is None and max_bytes is not None:
         raise click.UsageError("--max-bytes: needs --save; pass both")
-    if save is not None and (port or host != _LOOPBACK or no_browser):
-        raise click.UsageError("--save excludes --port, --host and --no-browser")
+    if save is not None and site is not None:
+        raise click.UsageError("--save excludes --site")
+    written = "--save" if save is not None else None if site is None else "--site"
+    if written and (port or host != _LOOPBACK or no_browser):
+        raise click.UsageError(f"{written} excludes --port, --host and --no-browser")
     traces = [gym_trace.open_trace(_trace_in(directory)) for directory in directories]
     fragment = _fragment(traces[0], episode, step)
     traces = traces if selection.is_all else [selection.view_or_error(trace) for trace in traces]
-    if fragment and (save is not None or not selection.is_all):
-        raise click.UsageError("--episode and --step exclude --save and the selection of episodes")
+    if fragment and (written or not selection.is_all):
+        raise click.UsageError("--episode and --step exclude --save, --site and the selection of episodes")
+    if site is not None:
+        _save_site(traces, site)
+        return FINE
     if save is None:
         return _serve(traces, host, port, no_browser, recorded, {**comparison, "start": start}, fragment)
     _save(traces, save, max_bytes)
@@ -172,3 +182,17 @@ def _save(traces: list[gym_trace.Trace], save: str, max_bytes: int | None) -> No
         saved = save_page(*traces, target=save, max_bytes=limit, on_progress=on_progress)
     skipped = f"; {show.count(saved.left_out, 'episode')} skipped, beyond {show.size(limit)}" * bool(saved.left_out)
     click.echo(f"{show.printable(save)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{skipped}")
+
+
+def _save_site(traces: list[gym_trace.Trace], site: str) -> None:
+    from gym_trace.viewer import save_site
+
+    with ProgressLine() as line:
+
+        def on_progress(done: int, total: int) -> None:
+            line.update(f"{show.size(done)} of {show.size(total)}", done / max(1, total))
+
+        saved = save_site(*traces, target=site, on_progress=on_progress)
+    copied = f", {show.count(saved.copied, 'trace')} copied" * bool(saved.copied)
+    click.echo(f"{show.printable(site)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{copied}")
+    click.echo("put it on any host that serves byte ranges of files")

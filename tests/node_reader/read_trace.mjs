@@ -7,13 +7,13 @@
 import { createHash } from "node:crypto";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
-import { crc32 } from "node:zlib";
-import { Batch, ENDS, HAS_INITIAL, STARTS, TERMINATED, TRUNCATED, observationRows, originsOf } from "./batch.mjs";
+import { Batch } from "./batch.mjs";
+import { canonical } from "./canonical.mjs";
+import { reader } from "./reader.mjs";
 import { readRing } from "./ring.mjs";
-import { Extension, TUPLE, absent, asTyped, canonical, isMisfit, typedValue, unpack } from "./values.mjs";
 
-const ID_RANGE = 2 ** 40; // of episode ids of an origin
-const OUTCOMES = ["lost", "terminated", "truncated", "cut", "closed"];
+const { ENDS, Extension, HAS_INITIAL, ID_RANGE, OUTCOMES, STARTS, TERMINATED, TRUNCATED, TUPLE, absent, asTyped, crc32, isMisfit, joined, leavesOf, nameOf,
+  observationRows, originsOf, typedValue, unpack } = reader;
 const sha256 = (...parts) => parts.reduce((hash, part) => hash.update(part), createHash("sha256")).digest("hex");
 
 // -- episodes (4) -----------------------------------------------------------------------------------------------------
@@ -51,29 +51,25 @@ function takeSteps(episode, f, columns) {
 // -- what is printed --------------------------------------------------------------------------------------------------
 
 /** The leaves of a space (5): by name the dtype and shape of a typed column, null for one of values. */
-function leavesOf(space, name) {
-  if (space.type === "Dict") return space.spaces.flatMap(([key, child]) => leavesOf(child, `${name}/${key}`));
-  if (space.type === "Tuple") return space.spaces.flatMap((child, i) => leavesOf(child, `${name}/${i}`));
-  const typed = ["Box", "Discrete", "MultiDiscrete", "MultiBinary"].includes(space.type);
-  return [[name, typed ? { dtype: space.dtype, shape: space.shape ?? [] } : null]];
-}
+const leavesByName = (space, name) =>
+  leavesOf(space, [name]).map(({ path, dtype, shape }) => [nameOf(path), dtype === null ? null : { dtype, shape }]);
 
 function describeRun(run, { id, lane, start, end }, schema) {
   const cut = run.trimmed ? 1 : 0; // the step before the first observation is lost
   const steps = run.steps - cut;
-  const leaves = new Map([...leavesOf(schema.observation_space, "observations"), ...leavesOf(schema.action_space, "actions"),
+  const leaves = new Map([...leavesByName(schema.observation_space, "observations"), ...leavesByName(schema.action_space, "actions"),
     ["rewards", { dtype: "<f8", shape: [] }]]);
   for (const [steps, name] of run.pieces.flatMap((piece) => [...piece.columns.keys()].map((name) => [piece.steps, name])))
     if (name === "infos" || (steps && name.startsWith("annotations/"))) leaves.set(name, null);
   const whole = [["observations", schema.observation_space, 0], ["actions", schema.action_space, cut]].flatMap(
-    ([name, space, cut]) => describeWhole(name, space, leavesOf(space, name), run.pieces, cut, leaves));
+    ([name, space, cut]) => describeWhole(name, space, leavesByName(space, name), run.pieces, cut, leaves));
   const columns = [...leaves].map(([name, leaf]) => {
     const told = describeLeaf(name, leaf, run.pieces, name.startsWith("observations") ? 0 : cut);
     return [name, told];
   }).concat(whole);
   const marks = (at) => sha256(Buffer.from(Array.from({ length: steps }, (_, i) => (at.includes(i + cut) ? 1 : 0))));
-  const seed = [-1n, undefined].includes(start?.seed) ? null : start.seed === -2n ? start.more["text seed"] : start.seed;
-  const more = ["options", "rng_state", "reset_info"].map((key) => start?.more[`text ${key}`] ?? null);
+  const seed = [-1n, undefined].includes(start?.seed) ? null : start.seed === -2n ? start.more.get("seed") : start.seed;
+  const more = ["options", "rng_state", "reset_info"].map((key) => start?.more.get(key) ?? null);
   if (more[2] !== null) more[2] = unpack(more[2]);
   return {
     episode_id: id, lane, first_step: run.firstStep + cut, steps, outcome: OUTCOMES[end?.outcome ?? 0],
@@ -92,13 +88,9 @@ function describeWhole(name, space, own, pieces, cut, leaves) {
   const first = rows.get(own[0]?.[0]) ?? [];
   if (own.length < 2 || !first.some(isMisfit)) return [];
   for (const [path] of own) leaves.delete(path);
-  const joined = (space, path, i) => {
-    if (space.type === "Tuple") return new Extension(TUPLE, space.spaces.map((child, k) => joined(child, `${path}/${k}`, i)));
-    if (space.type !== "Dict") return rows.get(path)[i];
-    return Object.fromEntries(space.spaces.map(([key, child]) =>
-      [typeof key === "string" ? `text ${key}` : `value ${canonical(key)}`, joined(child, `${path}/${key}`, i)]));
-  };
-  const values = first.map((value, i) => (isMisfit(value) ? value.content : joined(space, name, i))).slice(cut);
+  const join = (keys, parts) => (keys ? new Map(keys.map((key, k) => [key, parts[k]])) : new Extension(TUPLE, parts));
+  const whole = (i) => joined(space, own.map(([path]) => rows.get(path)[i]).values(), join);
+  const values = first.map((value, i) => (isMisfit(value) ? value.content : whole(i))).slice(cut);
   return [[name, `values ${values.length} ${sha256(canonical(values))}`]];
 }
 
@@ -148,7 +140,7 @@ function readJournal(directory, name) {
   const batches = listed.map((line) => {
     const path = join(directory, line.file);
     const bytes = existsSync(path) ? readFileSync(path) : Buffer.alloc(0);
-    return { ...line, agrees: bytes.length === line.bytes && crc32(bytes) === line.crc32 };
+    return { ...line, agrees: bytes.length === line.bytes && crc32(new Uint8Array(bytes)) === line.crc32 };
   });
   return { schema: lines[0], closed: closed ? [closed.episodes, closed.steps] : null, batches };
 }

@@ -2,15 +2,14 @@
 
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { crc32 } from "node:zlib";
-import { ENDS, HAS_INITIAL, STARTS } from "./batch.mjs";
-import { absent, typedValue, unpack, unpackMetadata } from "./values.mjs";
+import { reader } from "./reader.mjs";
+
+const { ENDS, HAS_INITIAL, STARTS, STOPS, absent, align, crc32, typedValue, unpack, unpackMetadata } = reader;
 
 const MAGIC = Buffer.from("894754524e470d0a", "hex"), BOOT = "/proc/sys/kernel/random/boot_id";
 const START = 1, INITIAL = 2, FLAG = 3, STOP = 4, END = 5, VALUE = 6, CHANGES = 7, WHOLE = 8, REWARD_TYPE = 9, CONTINUE = 10;
-const STOPS = 16, ROWS = 1, SLAB_HEADER = 64, ENTRY = 56;
+const ROWS = 1, SLAB_HEADER = 64, ENTRY = 56;
 
-const align = (n) => Math.ceil(n / 8) * 8;
 const bootId = () => (existsSync(BOOT) ? readFileSync(BOOT, "utf8").trim().replaceAll("-", "") : "0".repeat(32));
 const sizeOf = (dtype, shape) => shape.reduce((a, b) => a * b, Number(/\d+$/.exec(dtype)[0]));
 
@@ -179,7 +178,7 @@ class Slab {
     const valueOf = (number) => entries.find(({ kind, column }) => kind === VALUE && column === number);
     const info = valueOf(columns + 1), notes = valueOf(columns + 2);
     if (info) this.addPacked("infos", info.payload);
-    const given = new Map(notes ? Object.entries(unpack(notes.payload)).map(([key, value]) => [key.replace(/^text /, ""), value]) : []);
+    const given = new Map(notes ? unpack(notes.payload) : []);
     for (const name of new Set([...this.noted, ...given.keys()]))
       this.add(["annotations", name], given.has(name) ? given.get(name) : absent, count);
   }

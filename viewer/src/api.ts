@@ -15,6 +15,7 @@ export interface TraceFacts {
   lanes: number | null;
   damage: number;
   damage_notes?: string[];
+  notes?: string[];
   version: number;
   renderable: boolean;
   facts?: [string, string][];

@@ -1,6 +1,5 @@
 // The form of answers with columns: a JSON head, then little-endian arrays, each at a multiple of 8 bytes.
 
-
 export interface Column {
   dtype: string;
   shape: number[];
@@ -38,8 +37,25 @@ export function parse(data: Uint8Array<ArrayBuffer>): Container {
   return { head, arrays };
 }
 
+/** Return a container. */
+export function pack(head: Record<string, unknown>, columns: [name: string, dtype: string, shape: number[], bytes: Uint8Array<ArrayBuffer>][]): Uint8Array<ArrayBuffer> {
+  let offset = 0;
+  const arrays = columns.map(([name, dtype, shape, bytes]): Entry => {
+    const entry = { name, dtype, shape, offset, bytes: bytes.length };
+    offset += padded(bytes.length);
+    return entry;
+  });
+  const text = new TextEncoder().encode(JSON.stringify({ ...head, arrays }));
+  const start = padded(4 + text.length);
+  const data = new Uint8Array(start + offset);
+  new DataView(data.buffer).setUint32(0, text.length, true);
+  data.set(text, 4);
+  columns.forEach(([, , , bytes], i) => data.set(bytes, start + arrays[i]!.offset));
+  return data;
+}
+
 /** Return the values of a column as doubles, in the order in which they are stored. */
-export function doubles(column: Column): Float64Array {
+export function doubles(column: { dtype: string; bytes: Uint8Array<ArrayBuffer> }): Float64Array {
   const { dtype, bytes } = column;
   const aligned = bytes.byteOffset % 8 === 0 ? bytes : bytes.slice();
   const at = [aligned.buffer, aligned.byteOffset] as const;
@@ -47,6 +63,7 @@ export function doubles(column: Column): Float64Array {
   switch (kind) {
     case "f8": return new Float64Array(...at, bytes.byteLength / 8);
     case "f4": return Float64Array.from(new Float32Array(...at, bytes.byteLength / 4));
+    case "f2": return Float64Array.from(new Uint16Array(...at, bytes.byteLength / 2), half);
     case "i1": return Float64Array.from(new Int8Array(...at, bytes.byteLength));
     case "i2": return Float64Array.from(new Int16Array(...at, bytes.byteLength / 2));
     case "i4": return Float64Array.from(new Int32Array(...at, bytes.byteLength / 4));
@@ -58,4 +75,10 @@ export function doubles(column: Column): Float64Array {
     case "u8": return Float64Array.from(new BigUint64Array(...at, bytes.byteLength / 8), Number);
     default: throw new Error(`The page does not know the type ${dtype}.`);
   }
+}
+
+function half(bits: number): number {
+  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 25) * (1024 + fraction) : 2 ** -24 * fraction);
 }

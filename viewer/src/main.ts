@@ -48,7 +48,7 @@ class App implements Page {
     this.traces = await this.api.traces();
     this.route = this.completed(parseRoute(location.hash || this.api.source.start));
     this.show();
-    if (!this.api.source.saved) void this.listen();
+    if (!this.api.source.readOnly) void this.listen();
   }
 
   go(change: Partial<Route>, replace = false): void {

@@ -108,7 +108,7 @@ export class Overview implements View {
   }
 
   private drawHead(): void {
-    const { name, title, env_id, episodes, steps, live, lanes, damage, damage_notes = [], facts = [] } = this.facts;
+    const { name, title, env_id, episodes, steps, live, lanes, damage, damage_notes = [], notes = [], facts = [] } = this.facts;
     fill(this.head, [
       h("div", { class: "title" }, [h("h1", {}, [title || name]), live && h("span", { class: "live" }, ["live"])]),
       h("p", { class: "numbers" }, [
@@ -120,6 +120,7 @@ export class Overview implements View {
       facts.length > 0 && h("details", { class: "about" }, [h("summary", {}, ["About"]), h("dl", {}, facts.flatMap(([key, value]) => [h("dt", {}, [key]), h("dd", {}, [value])]))]),
     ]);
     fill(this.notes, [
+      ...notes.map((note) => h("p", { class: "banner quiet" }, [note])),
       damage > 0 && h("div", { class: "banner bad" }, [
         h("b", {}, ["Damaged"]), ` ${plural(damage, "damaged part")}; everything else is shown. `, h("code", {}, ["gym-trace repair"]), " keeps the readable episodes.",
         damage_notes.length > 0 && h("details", {}, [h("summary", {}, ["Details"]), h("ul", {}, damage_notes.map((note) => h("li", {}, [note])))]),
@@ -142,7 +143,7 @@ export class Overview implements View {
       const some = where || search ? await this.page.api.histograms(this.trace, { where, search }, signal) : this.all;
       if (signal.aborted) return;
       this.drawHistograms(this.all, some);
-      if (!this.page.api.source.saved) await this.drawFilter();
+      if (!this.page.api.source.readOnly) await this.drawFilter();
     } catch (error) {
       if (isAbort(error)) return;
       if (error instanceof Refused && error.status === 400 && where) {

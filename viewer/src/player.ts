@@ -129,7 +129,7 @@ export class Player implements View {
       case "Escape": this.element.classList.contains("large") ? this.enlarge() : this.page.go(LIST); return true;
     }
     const flag = FLAG_KEYS[event.key];
-    if (flag && !this.page.api.source.saved) {
+    if (flag && !this.page.api.source.readOnly) {
       void this.flag(flag);
       return true;
     }
@@ -252,6 +252,7 @@ export class Player implements View {
         return frames && picture.element;
       }),
       this.rendering?.element,
+      chosen === undefined && this.page.api.source.page === "site" && h("p", { class: "render quiet" }, ["No pictures were recorded. This page has no simulator: 'gym-trace view' on a machine can render the episode."]),
     ]);
     this.rendering?.offer(this.sides.map(({ facts }) => facts));
     this.pictures.hidden = ![...this.pictures.children].some((child) => !(child as HTMLElement).hidden);
@@ -269,11 +270,11 @@ export class Player implements View {
     const [side, other] = this.sides;
     if (!side) return;
     const { facts } = side;
-    const saved = this.page.api.source.saved;
+    const { saved, readOnly } = this.page.api.source;
     const fact = (name: string, value: string): HTMLElement => h("span", { class: "fact" }, [h("span", { class: "quiet" }, [name]), " ", value]);
     const step = (by: -1 | 1, label: string): HTMLElement =>
       h("button", { type: "button", class: "icon-button", "aria-label": label, title: label }, [icon(by < 0 ? "left" : "right")], { click: () => this.neighbour(by) });
-    const flags = saved ? [] : Object.entries(FLAG_KEYS).map(([key, flag]) =>
+    const flags = readOnly ? [] : Object.entries(FLAG_KEYS).map(([key, flag]) =>
       h("button", { type: "button", class: `flag-button ${flag}`, "aria-pressed": String(facts.flag === flag), title: `Flag as ${FLAG_NAMES[flag]} (${key})` }, [FLAG_NAMES[flag]], { click: () => void this.flag(flag) }));
     fill(this.head, [
       h("div", { class: "title" }, [
@@ -282,7 +283,7 @@ export class Player implements View {
         step(1, "Next episode (n)"),
         h("span", { class: `outcome ${outcomeKind(facts.outcome)}` }, [facts.outcome]),
         facts.live && h("span", { class: "live" }, ["live"]),
-        saved && facts.flag !== null && h("span", { class: `flag ${facts.flag}` }, [FLAG_NAMES[facts.flag]]),
+        readOnly && facts.flag !== null && h("span", { class: `flag ${facts.flag}` }, [FLAG_NAMES[facts.flag]]),
       ]),
       h("div", { class: "numbers" }, [
         facts.return !== null && fact("return", short(facts.return, 6)),

@@ -37,8 +37,7 @@ export class Rendering {
 
   /** Offer to render these episodes, and begin with those that have no pictures. */
   show(sides: Renderable[]): void {
-    const saved = this.page.api.source.saved;
-    this.sides = saved ? [] : sides.filter(({ facts }) => facts.renderable);
+    this.sides = this.page.api.source.readOnly ? [] : sides.filter(({ facts }) => facts.renderable);
     this.offer();
     if (this.sides.some(({ facts }) => facts.rendering || (!facts.frames.length && !facts.live))) void this.run(false);
   }

@@ -1,6 +1,7 @@
-// Where answers come from: the server, or the data inside a saved page.
+// Where answers come from: the server, the data inside a saved page, or a worker that reads the traces of a static site.
 
 import { parse, type Container } from "./container.ts";
+import type { Answer } from "./site/worker.ts";
 
 export class Refused extends Error {
   constructor(message: string, readonly hint: string | null, readonly status: number, readonly consent: string | null = null) {
@@ -9,8 +10,11 @@ export class Refused extends Error {
 }
 
 export interface Source {
+  /** All answers are known, and there are no others. */
   readonly saved: boolean;
-  readonly page: "server" | "saved" | "notebook";
+  /** There is no server: nothing can be changed, rendered or computed by gym-trace itself. */
+  readonly readOnly: boolean;
+  readonly page: "server" | "saved" | "notebook" | "site";
   readonly start: string;
   bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
   /** Free the memory of an answer now. Browsers collect buffers late: they would hold a hundred megabytes of old pictures. */
@@ -28,10 +32,12 @@ export function keepToken(): void {
   history.replaceState(null, "", location.pathname + location.hash);
 }
 
-type Transferable = ArrayBuffer & { transfer?(length: number): ArrayBuffer }; // in browsers since 2024
+type Movable = ArrayBuffer & { transfer?(length: number): ArrayBuffer }; // in browsers since 2024
+const release = (bytes: Uint8Array<ArrayBuffer>): void => void (bytes.buffer as Movable).transfer?.(0);
 
 class Server implements Source {
   readonly saved = false;
+  readonly readOnly = false;
   readonly page = "server";
   readonly start = "";
 
@@ -41,9 +47,7 @@ class Server implements Source {
     return new Uint8Array(await response.arrayBuffer());
   }
 
-  free(bytes: Uint8Array<ArrayBuffer>): void {
-    (bytes.buffer as Transferable).transfer?.(0);
-  }
+  free = release;
 
   async post(path: string, body: unknown): Promise<unknown> {
     const headers = { "Content-Type": "application/json", "X-Requested-With": "gym-trace-viewer" };
@@ -72,6 +76,7 @@ async function refusal(response: Response): Promise<Refused> {
 
 class Saved implements Source {
   readonly saved = true;
+  readonly readOnly = true;
   readonly page: "saved" | "notebook";
   readonly start: string;
 
@@ -94,8 +99,50 @@ class Saved implements Source {
   }
 }
 
-/** Return the data inside this page if there is some, else the server. */
+/** A static site. Its traces lie beside the page, or where its address says: ?t=https://HOST/TRACE/ or ?t=hf://datasets/OWNER/NAME/TRACE. */
+class Site implements Source {
+  readonly saved = false;
+  readonly readOnly = true;
+  readonly page = "site";
+  readonly start = "";
+  private readonly worker: Worker;
+  private readonly asked = new Map<number, { resolve(bytes: Uint8Array<ArrayBuffer>): void; reject(error: Error): void }>();
+  private last = 0;
+
+  constructor(script: string) {
+    this.worker = new Worker(script, { type: "module" });
+    this.worker.postMessage({ base: location.href.replace(/[?#].*/, ""), traces: new URLSearchParams(location.search).getAll("t") });
+    this.worker.onmessage = ({ data }: MessageEvent<Answer>) => {
+      const asked = this.asked.get(data.id);
+      this.asked.delete(data.id);
+      if ("bytes" in data) asked?.resolve(data.bytes);
+      else asked?.reject(new Refused(data.error, data.hint || null, data.status));
+    };
+    this.worker.onerror = () => {
+      for (const { reject } of this.asked.values()) reject(new Refused("The reader of the traces could not be started.", `Is ${script} beside the page?`, 0));
+    };
+  }
+
+  bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+    const id = ++this.last;
+    return new Promise((resolve, reject) => {
+      this.asked.set(id, { resolve, reject });
+      signal?.addEventListener("abort", () => reject(new DOMException("", "AbortError")));
+      this.worker.postMessage({ id, path });
+    });
+  }
+
+  free = release;
+
+  post(): Promise<unknown> {
+    return Promise.reject(new Refused("A page without a server cannot change a trace.", "'gym-trace view' on a machine can.", 405));
+  }
+}
+
+/** Return the data inside this page if there is some, the worker of a static site, or else the server. */
 export async function openSource(): Promise<Source> {
+  const site = document.querySelector<HTMLMetaElement>('meta[name="gym-trace-site"]');
+  if (site) return new Site(site.content);
   const script = document.querySelector('script[type="application/x-gym-trace-saved"]');
   if (!script) return new Server();
   const packed = fromBase64((script.textContent ?? "").trim());

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from gym_trace.errors import TraceError
 
-_NEEDED = ("index.html", "app.js", "app.css")
+_NEEDED = ("index.html", "app.js", "app.css", "site.js")
 
 
 def static_files() -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import sys
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 
 import browser
@@ -12,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from damage import flip, strip_parity
-from faulty_server import running
+from faulty_server import QuietHandler, running, serving
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
@@ -689,3 +690,58 @@ def test_an_episode_that_an_edit_in_place_replaces_is_loaded_again(driver, trace
         edit.filter(tmp_path / "edited", episodes=[0, 2, 3], in_place=True)
         page.until("document.querySelector('.scrubber')?.max === '40'")
         assert "another episode now" in page.text(".toast .error")
+
+
+@pytest.fixture(scope="module")
+def site(traces):
+    """A host with 30 ms of latency that holds a static site, and a trace that is not part of it."""
+    gym_trace.viewer.save_site(traces / "second", target=traces / "site")
+    types = {"": "text/html", "app.js": "text/javascript", "site.js": "text/javascript", "app.css": "text/css"}
+    with serving(latency=0.03) as web:
+        for path in [*traces.glob("site/**/*.*"), *traces.glob("first/*")]:
+            web.files[f"/{path.relative_to(traces)}"] = path.read_bytes()
+        for name, mime in types.items():
+            data = web.files[f"/site/{name or 'index.html'}"]
+            web.answers[f"/site/{name}"] = partial(
+                QuietHandler.answer, status=200, body=data, headers={"Content-Type": mime}
+            )
+        yield web
+
+
+@pytest.fixture
+def site_page(driver, site):
+    browser.look(driver)
+    page = Page(driver, f"{site.url}/site/")
+    yield page
+    assert page.messages() == []
+    assert not page.run("return window.hostile")
+
+
+def test_a_static_site_plays_without_a_server(site, site_page):
+    site_page.go("#trace=0&episode=0&step=3")
+    site_page.until("document.querySelector('canvas[data-step=\"3\"]')")
+    site_page.scrub(64)
+    assert site_page.run(PIXEL) == [64] * 3
+    site_page.until("document.querySelector('.step:not(.waiting) .values').textContent.includes('32.5')")
+    assert HOSTILE in site_page.text(".values")
+    asked = {path for _, path, _ in site.requests}
+    assert not any(path.startswith(("/api", "/first")) for path in asked)
+    assert all(kept for _, path, kept in site.requests if path.endswith(".gtb"))  # byte ranges alone
+    site_page.go("#trace=0&where=steps > 50&sort=-return")
+    site_page.until("document.querySelector('.matched').textContent === '1 of 2 episodes'")
+    site_page.fill(".where", "metadata.x > 1")
+    assert "'gym-trace view'" in site_page.until("document.querySelector('.problem:not([hidden])').textContent")
+
+
+def test_a_link_names_a_trace_elsewhere_for_a_static_site(site, site_page):
+    site_page.address += "?t=/first/"
+    site_page.go("#trace=0")
+    site_page.until("document.querySelectorAll('.episodes .space .row').length === 4")
+    assert site_page.text("h1") == "first"
+
+
+def test_a_static_site_on_a_host_without_ranges_says_so(site, site_page):
+    site.has_ranges = False
+    site_page.go()
+    assert "does not serve byte ranges" in site_page.text("#app .empty")
+    site.has_ranges = True

@@ -1,0 +1,144 @@
+// Columns of a record (docs/FORMAT.md, section 3).
+
+import { decompress } from "fzstd";
+import { align, crc32, u32, viewOf, type Bytes } from "./bytes.ts";
+import { demand } from "./framing.ts";
+import type { Metadata } from "./values.ts";
+
+const LARGE_ROW = 4096;
+const ZSTD = 1, SHUFFLE = 2, XOR = 4;
+export const CONSTANT = 8, CHANGES = 16;
+const MOST_RAW = 2 ** 31, MOST_ROWS = 2 ** 24, MOST_PLAIN = 2 ** 28; // bytes, rows, bytes of more than one row
+
+export type Path = (string | number)[];
+export type Descriptor = [path: Path, dtype: string, shape: number[], rows: number, encoding: number, stored: number, raw: number, crc: number];
+
+/** A decoded column. `row(i)` has the bytes of a row. */
+export interface Column {
+  path: Path;
+  dtype: string;
+  shape: number[];
+  count: number;
+  raw: number;
+  stored: number;
+  encoding: number;
+  bytes: Bytes; // of all rows, or of the one that all are equal to
+  row(i: number): Bytes;
+}
+
+export const nameOf = (path: Path): string => path.join("/");
+export const product = (numbers: number[]): number => numbers.reduce((a, b) => a * b, 1);
+export const elementSize = (dtype: string): number => {
+  const found = /^[<|][biufcV](\d+)$/.exec(dtype);
+  demand(found !== null, `the type ${dtype}`);
+  return Number(found![1]);
+};
+
+/** A zstd frame of `raw` bytes. */
+export function inflate(blob: Bytes, raw: number): Bytes {
+  const bytes = decompress(blob, new Uint8Array(raw)) as Bytes;
+  demand(bytes.length === raw, "size of a zstd frame");
+  return bytes;
+}
+
+function unshuffle(bytes: Bytes, width: number): Bytes {
+  const count = bytes.length / width;
+  const out = new Uint8Array(bytes.length);
+  for (let j = 0; j < width; j++) for (let i = 0, at = j * count, to = j; i < count; i++, to += width) out[to] = bytes[at + i]!;
+  return out;
+}
+
+function undoXor(bytes: Bytes, rowSize: number): void {
+  if (rowSize % 4 || bytes.byteOffset % 4) {
+    for (let i = rowSize; i < bytes.length; i++) bytes[i]! ^= bytes[i - rowSize]!;
+    return;
+  }
+  const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
+  for (let i = rowSize >> 2, j = 0; i < words.length; i++, j++) words[i]! ^= words[j]!;
+}
+
+function undoChanges(bytes: Bytes, rowSize: number, rows: number): Bytes {
+  const word = [8, 4, 2, 1].find((size) => rowSize % size === 0)!;
+  const wide = rowSize / word > 65536;
+  const out = new Uint8Array(rows * rowSize);
+  const view = viewOf(bytes);
+  out.set(bytes.subarray(0, rowSize));
+  let at = rowSize;
+  for (let row = 1; row < rows; ) {
+    const n = view.getUint32(at, true);
+    demand(n > 0 && row + n <= rows, "a group of changes");
+    let words = at + 4 + 4 * n;
+    let gaps = words;
+    for (let i = 0; i < n; i++) gaps += word * view.getUint32(at + 4 + 4 * i, true);
+    for (let i = 0; i < n; i++, row++) {
+      const begin = row * rowSize;
+      out.copyWithin(begin, begin - rowSize, begin);
+      const count = view.getUint32(at + 4 + 4 * i, true);
+      for (let k = 0, place = 0; k < count; k++, words += word, gaps += wide ? 4 : 2) {
+        place += wide ? view.getUint32(gaps, true) : view.getUint16(gaps, true);
+        demand((place + 1) * word <= rowSize, "a change outside its row");
+        for (let byte = 0; byte < word; byte++) out[begin + place * word + byte] = bytes[words + byte]!;
+      }
+    }
+    at = gaps;
+  }
+  demand(at === bytes.length, "size of changes");
+  return out;
+}
+
+/** Decode a column; its blob is checked first. Throws Damaged, or an Error if it needs a newer reader. */
+export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, stored, raw, crc]: Descriptor): Column {
+  const name = nameOf(path);
+  if (encoding > 31) throw new Error(`encoding ${encoding} is not known`);
+  demand(blob.length === stored && crc32(blob) === crc, `column ${name}`);
+  const kept = encoding & CONSTANT ? Math.min(1, rows) : rows;
+  demand(rows <= MOST_ROWS && raw <= (kept > 1 ? MOST_PLAIN : MOST_RAW), `column ${name} is too large`);
+  let bytes = encoding & ZSTD ? inflate(blob, raw) : blob;
+  demand(bytes.length === raw, `size of column ${name}`);
+  const column = { path, dtype, shape, count: rows, raw, stored, encoding };
+  if (dtype === "msgpack") {
+    const ends = valueEnds(bytes, encoding & CONSTANT ? null : rows);
+    const begin = encoding & CONSTANT ? 0 : 4 * rows;
+    const row = (i: number): Bytes => (encoding & CONSTANT ? bytes : bytes.subarray(i ? ends[i - 1] : begin, ends[i]));
+    return { ...column, bytes, row };
+  }
+  const width = elementSize(dtype);
+  const rowSize = width * product(shape);
+  demand(kept * rowSize <= MOST_RAW, `column ${name} is too large`);
+  if (encoding & CHANGES) bytes = undoChanges(bytes, rowSize, rows);
+  demand(bytes.length === kept * rowSize, `rows of column ${name}`);
+  if (encoding & SHUFFLE && rowSize < LARGE_ROW) bytes = unshuffle(bytes, width);
+  else if (encoding & SHUFFLE) for (let at = 0; at < bytes.length; at += rowSize) bytes.set(unshuffle(bytes.subarray(at, at + rowSize), width), at);
+  if (encoding & XOR) undoXor(encoding & ZSTD || encoding & SHUFFLE ? bytes : (bytes = bytes.slice()), rowSize);
+  const same = (encoding & CONSTANT) !== 0;
+  return { ...column, bytes, row: (i) => (same ? bytes : bytes.subarray(i * rowSize, (i + 1) * rowSize)) };
+}
+
+function valueEnds(bytes: Bytes, rows: number | null): number[] {
+  if (rows === null) return [];
+  demand(4 * rows <= bytes.length, "lengths of values");
+  let at = 4 * rows;
+  const ends = Array.from({ length: rows }, (_, i) => (at += u32(bytes, 4 * i)));
+  demand(at === bytes.length, "lengths of values");
+  return ends;
+}
+
+/** The rows of a column as bytes. */
+export const rowsOf = (column: Column): Bytes[] => Array.from({ length: column.count }, (_, i) => column.row(i));
+
+/** Where in the body of a record each column lies. */
+export function* blobsOf(metadata: Metadata): Generator<{ descriptor: Descriptor; begin: number; end: number }> {
+  let begin = 0;
+  for (const descriptor of metadata.columns as Descriptor[]) {
+    yield { descriptor, begin, end: begin + descriptor[5] };
+    begin = align(begin + descriptor[5]);
+  }
+}
+
+/** The columns of a record by path, as text. */
+export function readColumns(metadata: Metadata, body: Bytes): Map<string, Column> {
+  return new Map([...blobsOf(metadata)].map(({ descriptor, begin, end }) => {
+    const column = decodeColumn(body.subarray(begin, end), descriptor);
+    return [nameOf(column.path), column];
+  }));
+}
