@@ -117,7 +117,7 @@ class Audit:
                 yield attempt()
             except TraceError as problem:
                 yield self._claim(name, NOT_TRIED, " ".join(str(problem).split()))
-            except (Exception, SystemExit) as problem:  # user code may raise anything
+            except Exception as problem:  # user code may raise anything
                 yield self._claim(name, NOT_TRIED, error_text(problem))
 
     # -- what a claim says --------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[S
                 where = f"step {step} of episode {number}"
                 if any(recorder.step(action)[2:4]):
                     break
-    except (Exception, SystemExit) as error:  # user code may raise anything
+    except Exception as error:  # user code may raise anything
         problem = f"{where} raised {type(error).__name__}: {error}"
     finally:
         try:

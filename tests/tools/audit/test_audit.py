@@ -1,6 +1,7 @@
 """The audit: it finds each defect and names the right reason, and has nothing against sound environments."""
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -233,17 +234,26 @@ def test_environments_that_cannot_play_say_so() -> None:
     assert {str(claim) for claim in report.claims[1:]} == {"not tried: no step could be played"}
 
 
-def test_an_environment_that_exits_or_fails_to_close_does_not_run() -> None:
-    class Exits(defects.Walk):
-        def step(self, _: Any) -> Any:
-            raise SystemExit(7)
-
+def test_an_environment_that_fails_to_close_does_not_run() -> None:
     class FailsToClose(defects.Walk):
         def close(self) -> None:
             raise RuntimeError("no connection")
 
-    assert str(gym_trace.audit(Exits, **SIZE)["runs"]) == "no: step 0 of episode 0 raised SystemExit: 7"
     assert str(gym_trace.audit(FailsToClose, **SIZE)["runs"]) == "no: close() raised RuntimeError: no connection"
+
+
+@pytest.mark.parametrize("instance", [1, 2])  # in the reference, and in a claim
+def test_an_exit_ends_the_audit(instance: int) -> None:
+    """A handler of SIGTERM raises it."""
+    made: list[object] = []
+
+    class Exits(defects.Walk):
+        def reset(self, **seed: Any) -> Any:
+            made.append(self)
+            return sys.exit(7) if len({id(env) for env in made}) == instance else super().reset(**seed)
+
+    with pytest.raises(SystemExit):
+        gym_trace.audit(Exits, **SIZE)
 
 
 def test_a_failure_to_make_a_second_environment_leaves_claims_untried() -> None:
