@@ -149,7 +149,7 @@ def _of_trace(trace: Trace, episodes: int, steps: int, seed: int, making: Making
             scripts.append(Script(own_seed, min(len(episode), steps), episode.actions, replay.options(episode)))
         name = lane.writer.about.environment.get("id") or trace.directory.name
         return str(name), partial(_made_for, lane, making), scripts
-    raise InvalidOption("the trace has no episode with steps from its reset on, none to play")
+    raise EnvironmentUnavailable("the trace has no episode with steps from its reset on, none to play")
 
 
 def _made_for(lane: Lane, making: Making, render_mode: str | None = None) -> Any:
