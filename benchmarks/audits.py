@@ -1,9 +1,11 @@
 """Audit environments of other packages, and write the table of docs/guides/audit.md.
 
-Usage: python benchmarks/audits.py [WORD ...]    with words: only lines of ENVIRONMENTS with one of them; writes nothing
+Usage: python benchmarks/audits.py [WORD ...]    with words: only lines of ENVIRONMENTS with one of them
 
-Each is audited by the command line in a process of its own. What does not install is left out:
-pip install "gymnasium[box2d,mujoco]" jax ale-py minigrid dm_control "pettingzoo[butterfly,classic]" envpool
+Each is audited by the command line in a process of its own. Results are kept in audits.json, so that packages that do
+not go together can be audited one after the other:
+pip install "gymnasium[box2d,mujoco,jax]" ale-py minigrid "pettingzoo[butterfly,classic]" envpool
+pip install dm_control "mujoco<4"
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ import shlex
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from gym_trace.tools.audit.report import CLAIMS
 
+RESULTS = Path(__file__).with_name("audits.json")
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "audit.md"
 BEGIN, END = "<!-- begin: benchmarks/audits.py -->", "<!-- end: benchmarks/audits.py -->"
 SECONDS = 1800  # most of an audit
@@ -35,6 +37,13 @@ CONTROL = (
     "domain_name=humanoid --env-arg task_name=walk",
     "domain_name=reacher --env-arg task_name=easy",
 )
+MINIGRID = (
+    "MiniGrid-Empty-8x8",
+    "MiniGrid-DoorKey-8x8",
+    "MiniGrid-FourRooms",
+    "MiniGrid-Dynamic-Obstacles-6x6",
+    "BabyAI-GoToObj",
+)
 ENVIRONMENTS = f"""
 Acrobot-v1, CartPole-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1
 Blackjack-v1, CliffWalking-v1, CliffWalkingSlippery-v1, FrozenLake-v1, FrozenLake8x8-v1, Taxi-v4
@@ -43,8 +52,7 @@ CarRacing-v3 --episodes 3 --steps 40
 {", ".join(f"{name}-v5" for name in MUJOCO)}
 phys2d/CartPole-v1, phys2d/Pendulum-v0, tabular/Blackjack-v0, tabular/CliffWalking-v0
 {", ".join(f"ALE/{name}-v5 --import ale_py" for name in ("Pong", "Breakout", "MontezumaRevenge", "SpaceInvaders"))}
-MiniGrid-Empty-8x8-v0, MiniGrid-DoorKey-8x8-v0, MiniGrid-FourRooms-v0, MiniGrid-Dynamic-Obstacles-6x6-v0
-BabyAI-GoToObj-v0
+{", ".join(f"{name}-v0 --import minigrid" for name in MINIGRID)}
 {", ".join(f"--make dm_control.suite:load --env-arg {arguments}" for arguments in CONTROL)}
 --make pettingzoo.butterfly.pistonball_v6:parallel_env --episodes 3 --steps 40
 --make pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env --episodes 3 --steps 60
@@ -87,36 +95,38 @@ def name_of(line: str) -> str:
     return f"{package.partition('.')[0]} {' '.join(values) or package.rpartition('.')[2]} ({function})"
 
 
-def table(rows: list[tuple[str, dict[str, Any]]]) -> str:
-    """Return the table in Markdown, and below it what does not hold."""
-    day = datetime.now(timezone.utc).date().isoformat()
-    versions: dict[str, str] = {}
-    for _, report in rows:
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Return the table in Markdown; below it the versions, and what does not hold."""
+    versions, notes = {}, []
+    lines = [f"| | {' | '.join(CLAIMS)} | audited |", "|---" * (2 + len(CLAIMS)) + "|"]
+    for name, report in results.items():
         versions |= report["versions"]
-    lines = [f"| of {day} | {' | '.join(CLAIMS)} |", "|---" * (1 + len(CLAIMS)) + "|"]
-    for name, report in rows:
-        verdicts = {claim["name"]: MARKS[claim["verdict"]] for claim in report["claims"]}
-        lines.append(f"| {name} | {' | '.join(verdicts[claim] for claim in CLAIMS)} |")
-    return "\n".join([*lines, "", ", ".join(f"{name} {version}" for name, version in versions.items())])
+        claims = {claim["name"]: claim for claim in report["claims"]}
+        lines.append(f"| {name} | {' | '.join(MARKS[claims[one]['verdict']] for one in CLAIMS)} | {report['date']} |")
+        failed = [claim for claim in claims.values() if claim["verdict"] == "no"]
+        notes += [f"- {name}, `{claim['name']}`: {claim['text']}" for claim in failed]
+    used = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return "\n".join([*lines, "", f"With {used}.", "", *notes])
 
 
 def main(wanted: list[str]) -> None:
-    rows = []
-    for line in (each.strip() for each in ENVIRONMENTS.replace("\n", ",").split(",") if each.strip()):
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    lines = [each.strip() for each in ENVIRONMENTS.replace("\n", ",").split(",") if each.strip()]
+    for line in lines:
         if wanted and not any(word in line for word in wanted):
             continue
         begin = time.monotonic()
         report, error = audited(line)
         print(f"{name_of(line):60} {time.monotonic() - begin:6.1f} s  {error}", flush=True)
-        if report is None:
-            continue
-        rows.append((name_of(line), report))
-        for claim in report["claims"]:
+        for claim in report["claims"] if report else []:
             if claim["verdict"] != "yes":
                 print(f"    {claim['name']:18} {claim['verdict']}: {claim['text']}", flush=True)
-    if not wanted:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        if report is not None:
+            results[name_of(line)] = report
+            order = {name: results[name] for name in map(name_of, lines) if name in results}
+            RESULTS.write_text(json.dumps(order, indent=1) + "\n", encoding="utf-8")
+            before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+            PAGE.write_text(f"{before}{BEGIN}\n{table(order)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

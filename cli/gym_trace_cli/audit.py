@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +78,8 @@ def command(
     else:
         import_modules(named.imports)
         subject = replace(named, is_of_any_kind=True)
-    report = gym_trace.audit(subject, on_claim=None if as_json else _print, **options)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # environments print, too
+        report = gym_trace.audit(subject, on_claim=None if as_json else _print, **options)
     if as_json:
         show.json_line(report.to_json())
     for claim in report.failed:

@@ -24,6 +24,7 @@ from gym_trace.envs.autoreset import FINAL_OBSERVATION, vector_mode
 from gym_trace.envs.states import packed_state, restore_state, states_of
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.format.ring.lanes.autoreset import SAME_STEP
+from gym_trace.tools.audit.actions import RandomActions
 from gym_trace.tools.audit.world import Mode, World
 
 Make = Callable[..., Any]
@@ -43,13 +44,11 @@ class Arranged(gymnasium.Env[Any, Any]):
 
     Attributes:
         middle: number of steps of the episode before something is done; set before each episode.
-        action: a valid action for episodes that do not count; set before each episode.
         turn: number of the episode, from 0.
         t: steps since the reset.
     """
 
     middle = 0
-    action: Any = None
 
     def __init__(self, make: Make, world: World, mode: Mode = Mode.HELD):
         self._make, self._world, self._mode = make, world, mode
@@ -94,11 +93,12 @@ class Arranged(gymnasium.Env[Any, Any]):
         """Do something after each reset and step."""
 
     def detour(self, env: Any, seed: int) -> None:
-        """Play the beginning of another episode, with one action only."""
+        """Play the beginning of another episode."""
+        actions = RandomActions(env)
         with self._world.aside():
             env.reset(seed=seed)
             for _ in range(_DETOUR):
-                if any(env.step(copied(self.action))[2:4]):
+                if any(env.step(actions())[2:4]):
                     break
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Copied(Arranged):
         self._opened.append(twin)
         other, self.inner = (twin, self.inner) if self.turn % 2 else (self.inner, twin)
         with self._world.aside():
-            other.step(copied(self.action))
+            other.step(RandomActions(other)())
         self.detour(other, OTHER_SEED)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import row_of
-from gym_trace.envs.agents import PARALLEL, JointEnv
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.tools.audit.actions import RandomActions
 from gym_trace.tools.audit.arranged import Arranged
 from gym_trace.tools.replay.compare import Comparison, Difference
 from gym_trace.tools.replay.divergence import Divergence
@@ -51,7 +51,7 @@ class Compared:
 def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[Script]) -> str:
     """Record episodes, and close the environment; return its error, which ends the recording, or ""."""
     recorder = TraceRecordingWrapper(env, directory)
-    where, problem, policy = "", "", _RandomActions(env)
+    where, problem, policy = "", "", RandomActions(env.inner)
     try:
         for number, script in enumerate(scripts):
             where = f"reset of episode {number}"
@@ -70,48 +70,12 @@ def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[S
     return problem
 
 
-def _actions_of(script: Script, policy: _RandomActions, number: int) -> Iterator[Any]:
+def _actions_of(script: Script, policy: RandomActions, number: int) -> Iterator[Any]:
     if script.actions is not None:
         yield from (row_of(script.actions, step) for step in range(script.steps))
         return
     policy.seed(number)
     yield from (policy() for _ in range(script.steps))
-
-
-class _RandomActions:
-    """Samples actions; for many agents, a valid one of each agent that is to act."""
-
-    def __init__(self, env: Arranged):
-        self._env, self._space = env, env.action_space
-        inner = env.inner.unwrapped
-        self._joint = inner if isinstance(inner, JointEnv) else None
-        self._random = np.random.default_rng(0)
-
-    def seed(self, episode: int) -> None:
-        self._random = np.random.default_rng(episode)
-        self._space.seed(episode)
-
-    def __call__(self) -> Any:
-        if self._joint is None:
-            return self._space.sample()
-        inner = self._joint.inner
-        if self._joint.kind == PARALLEL:
-            return self._joint.encoded({agent: self._sample(agent, *self._seen(agent)) for agent in inner.agents})
-        observation, _, terminated, truncated, info = self._joint.answer
-        agent = inner.agent_selection
-        action = None if terminated or truncated else self._sample(agent, observation, info)
-        return self._joint.encoded(action, agent)
-
-    def _seen(self, agent: Any) -> tuple[Any, Any]:
-        answer: Any = None if self._joint is None else self._joint.answer
-        return answer[0].get(agent), answer[-1].get(agent, {})
-
-    def _sample(self, agent: Any, observation: Any, info: Any) -> Any:
-        space = self._joint.inner.action_space(agent)  # type: ignore[union-attr]
-        space.seed(int(self._random.integers(2**31)))
-        source = observation if isinstance(observation, dict) and "action_mask" in observation else info
-        mask = source.get("action_mask") if isinstance(source, dict) else None
-        return space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
 
 
 class Reference:
@@ -148,7 +112,7 @@ class Reference:
         try:
             for position in self.everything if order is None else order:
                 episode = self.episode(position)
-                env.middle, env.action = len(episode) // 2, row_of(episode.actions, 0)
+                env.middle = len(episode) // 2
                 verdict, _ = self._replay.play_in(env, position, len(episode), episode.rng_state, measured=True)
                 if verdict.verdict == UNVERIFIABLE:
                     raise EnvironmentUnavailable(verdict.reason)
