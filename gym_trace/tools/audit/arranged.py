@@ -45,6 +45,7 @@ class Arranged(gymnasium.Env[Any, Any]):
     Attributes:
         middle: number of steps of the episode before something is done; set before each episode.
         turn: number of the episode, from 0.
+        times: how often something was done in the middle.
         t: steps since the reset.
     """
 
@@ -53,7 +54,7 @@ class Arranged(gymnasium.Env[Any, Any]):
     def __init__(self, make: Make, world: World, mode: Mode = Mode.HELD):
         self._make, self._world, self._mode = make, world, mode
         self._opened: list[Any] = []
-        self.turn, self.t = -1, 0
+        self.turn, self.t, self.times = -1, 0, 0
         self.inner = self.opened()
         self.observation_space, self.action_space = self.inner.observation_space, self.inner.action_space
 
@@ -165,6 +166,7 @@ class Copied(Arranged):
     """Goes on in a deep copy in episodes 0, 2, 4 …, and in the original in the others; plays with the other one."""
 
     def in_the_middle(self) -> None:
+        self.times += 1
         twin = deepcopy(self.inner)
         self._opened.append(twin)
         other, self.inner = (twin, self.inner) if self.turn % 2 else (self.inner, twin)
@@ -182,6 +184,7 @@ class Restored(Arranged):
         if saved is None:  # the environment can give it only later
             self.middle += 1
             return
+        self.times += 1
         if self.turn % 2 == 0:
             self.inner = self.opened()
         self.detour(self.inner, OTHER_SEED)

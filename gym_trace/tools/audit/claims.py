@@ -10,15 +10,11 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
-from gym_trace.data.trees import leaves_of
-from gym_trace.data.values import copied
 from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.identity import versions_of
 from gym_trace.envs.opengl import choose_opengl
-from gym_trace.envs.seeding import episode_seed
 from gym_trace.envs.states import can_restore, packed_state, states_of
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 from gym_trace.printable import error_text
@@ -27,14 +23,10 @@ from gym_trace.tools.audit.arranged import Arranged, Checked, InLane, Make
 from gym_trace.tools.audit.fresh import compare, compare_reversed, in_fresh_process, record_again
 from gym_trace.tools.audit.reference import Compared, Reference, Script, record
 from gym_trace.tools.audit.report import NO, NOT_TRIED, YES, Claim
+from gym_trace.tools.audit.seeds import Seeding
 from gym_trace.tools.audit.world import Mode, World, modules_of
 
 _LANES = 3
-_SEEDS = 4  # other seeds whose starts are compared
-_RESETS = 5  # in a row, without a seed
-# Seeds this far apart start alike if seeds are taken modulo any of their divisors, such as 10, 50, 256 or 65,536.
-_APART = (2**10 * 3**2 * 5**4 * 7 * 11, 2**16 * 3 * 5**4, 10**9)
-_PRIMES = 2, 3, 5, 7, 11  # whose products these are
 _HASH_SEEDS = 1, 2
 _NO_STEP = "no step could be played"
 
@@ -140,7 +132,7 @@ class Audit:
             text += f", grows {growth:.3g} times a step"
         return self._claim(name, NO, "; ".join(filter(None, (arrangement, text, note))), compared)
 
-    def _played(self, name: str, kind: type[Arranged], mode: Mode = Mode.HELD) -> Claim:
+    def _played(self, name: str, kind: type[Arranged], mode: Mode) -> Claim:
         self._demand_steady()
         return self._found(name, self._reference.compared(kind(self._make, self._world, mode)))
 
@@ -207,16 +199,31 @@ class Audit:
     def _fresh_process(self) -> Claim:
         self._demand_steady()
         found: Compared = self._in_fresh_process(_HASH_SEEDS[0], compare, self._path)
-        note = ""
-        if found.difference is not None:
-            other = os.path.join(self._directory, "fresh")
+        return self._found("fresh-process", found, note="" if found.difference is None else self._cause_in_processes())
+
+    def _cause_in_processes(self) -> str:
+        """Return why a fresh process differs from this one; "" if others cannot be started."""
+        other = os.path.join(self._directory, "fresh")
+        try:
             self._in_fresh_process(_HASH_SEEDS[0], record_again, self._path, other)
             same, different = (self._in_fresh_process(seed, compare, other).difference for seed in _HASH_SEEDS)
-            note = "two fresh processes also differ"
-            if same is None:
-                note = "PYTHONHASHSEED decides it: the order of a set, or hash()" if different else (
-                    "two fresh processes agree: it depends on what this one did before")  # fmt: skip
-        return self._found("fresh-process", found, note=note)
+        except TraceError:
+            return ""
+        if same is not None:
+            return "two fresh processes also differ"
+        if different is not None:
+            return "PYTHONHASHSEED decides it: the order of a set, or hash()"
+        return "two fresh processes agree: it depends on what this one did before"
+
+    def _seeded(self) -> Claim:
+        if self._shared is not None:
+            self._demand_steady()
+        attempt = Seeding(self._make, self._world, self._reference)
+        if problem := attempt.differing_start():
+            return self._claim("seeded", NO, problem)
+        self._demand_steady()
+        holds, text, compared = attempt.result()
+        return self._claim("seeded", YES if holds else NO, text, compared)
 
     def _stateless_reset(self) -> Claim:
         self._demand_steady()
@@ -255,7 +262,7 @@ class Audit:
                 raise EnvironmentUnavailable("its wrappers have state of their own")
         finally:
             env.close()
-        return self._played("state", arranged.Restored)
+        return self._interrupted("state", arranged.Restored(self._make, self._world))
 
     def _deepcopy(self) -> Claim:
         self._demand_steady("lanes")
@@ -267,7 +274,14 @@ class Audit:
             raise EnvironmentUnavailable(f"it cannot be copied: {error_text(error)}") from error
         finally:
             env.close()
-        return self._played("deepcopy", arranged.Copied)
+        return self._interrupted("deepcopy", arranged.Copied(self._make, self._world))
+
+    def _interrupted(self, name: str, env: Arranged) -> Claim:
+        """Return a claim about something that is done in the middle of episodes."""
+        found = self._reference.compared(env)
+        if found.difference is None and not env.times:
+            raise EnvironmentUnavailable("no episode was long enough")
+        return self._found(name, found, note="" if found.difference else f"in the middle of {env.times}")
 
     def _render_pure(self) -> Claim:
         self._demand_steady()
@@ -294,90 +308,6 @@ class Audit:
         if mode == "rgb_array":
             choose_opengl()
         return partial(self._make, render_mode=mode)
-
-    # -- seeds --------------------------------------------------------------------------------------------------------
-
-    def _seeded(self) -> Claim:
-        if self._shared is not None:
-            self._demand_steady()
-        position = self._reference.everything[0]
-        seed = self._reference.episode(position).seed or 1
-        for same in (0, seed):
-            starts = [self._starts([same], Mode.OTHER_RANDOM)[0] for _ in range(2)]
-            if not _same(*starts):
-                return self._claim("seeded", NO, f"reset(seed={same}) starts differently in two new environments")
-        self._demand_steady()
-        others = [episode_seed(seed, number) for number in range(1, _SEEDS + 1)]
-        found = [
-            self._reference.compared(arranged.Reseeded(self._make, self._world, [one]), [position]) for one in others
-        ]
-        differing = [one for one in found if one.difference is not None]
-        at_reset = sum(one.difference is not None and one.difference.step is None for one in found)
-        if not differing:
-            return self._constant(position, seed, others)
-        if at_reset:
-            return self._starts_follow_seeds(seed, others, at_reset)
-        starts = self._starts([seed, *others])
-        if not _are_alike(starts):
-            text = f"{len(starts)} seeds start alike in new environments, but resets in a row differ"
-            return self._claim("seeded", NO, f"{text}: the seed does not decide the start")
-        return self._claim("seeded", YES, "every start is the same; what follows depends on the seed", differing[0])
-
-    def _constant(self, position: int, seed: int, others: list[int]) -> Claim:
-        """Return the claim where other seeds have the same results."""
-        seeds = [seed, *others]
-        row = arranged.Reseeded(self._make, self._world, seeds)
-        found = self._reference.compared(row, [position] * len(seeds))
-        if found.difference is not None:
-            text = f"{len(seeds)} seeds start alike in new environments, but resets in a row differ: seeds are ignored"
-            return self._claim("seeded", NO, text, found)
-        return self._claim("seeded", YES, f"nothing depends on the seed: {len(seeds)} seeds, the same results", found)
-
-    def _starts_follow_seeds(self, seed: int, others: list[int], differing: int) -> Claim:
-        """Return the claim where new environments start differently with other seeds."""
-        count = len(others)
-        seconds = [self._starts([seed, other])[1] for other in others]
-        if _are_alike(seconds) and not _are_alike([self._starts([other])[0] for other in others]):
-            return self._claim("seeded", NO, f"the second reset ignores its seed: {count} seeds start alike there")
-        rows = [self._starts([seed, *[None] * _RESETS], Mode.OTHER_RANDOM) for _ in range(2)]
-        if not all(map(_same, *rows)):
-            return self._claim("seeded", NO, f"a reset without a seed after reset(seed={seed}) is not decided by that "
-                               "seed: two new environments start differently")  # fmt: skip
-        if all(_are_alike(self._starts([one, *[None] * _RESETS])) for one in (seed, *others)):
-            return self._claim("seeded", NO, f"a reset without a seed repeats the start of reset(seed={seed})")
-        if period := self._period():
-            return self._claim("seeded", NO, f"seeds are taken modulo {period}: seeds 1 and {1 + period} start alike")
-        return self._claim("seeded", YES, f"{differing} of {count} other seeds start differently; a reset without a "
-                           "seed goes on", Compared(differing, 0))  # fmt: skip
-
-    def _starts(self, seeds: Sequence[int | None], mode: Mode = Mode.HELD) -> list[Any]:
-        """Return the observations of resets in a row, in a new environment."""
-        env = Arranged(self._make, self._world, mode)
-        try:
-            return [copied(env.reset(seed=seed)[0]) for seed in seeds]
-        finally:
-            env.close()
-
-    def _period(self) -> int:
-        """Return a number modulo which seeds are taken; 0 if none is found."""
-        env = Arranged(self._make, self._world)
-
-        def starts(seed: int, more: int) -> list[Any]:
-            return [copied(env.reset(seed=one)[0]) for one in (seed, *[None] * more)]
-
-        def is_period(number: int) -> bool:
-            # Seeds, and resets in a row after them: so many that starts of few kinds are not alike by chance.
-            tries = [(1, 0), (2, 0), (3, 0), *((seed, _RESETS) for seed in range(1, 9))]
-            return all(all(map(_same, starts(seed, more), starts(seed + number, more))) for seed, more in tries)
-
-        try:
-            period = next(filter(is_period, _APART), 0)
-            for prime in _PRIMES:
-                while period and period % prime == 0 and is_period(period // prime):
-                    period //= prime
-            return period
-        finally:
-            env.close()
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -423,12 +353,3 @@ def _counted(compared: Compared) -> str:
     words = [f"{number:,} {word}{'s' * (number != 1)}" for number, word in
              ((compared.episodes, "episode"), (compared.steps, "step"))]  # fmt: skip
     return ", ".join(words)
-
-
-def _are_alike(starts: Sequence[Any]) -> bool:
-    return all(_same(starts[0], start) for start in starts[1:])
-
-
-def _same(one: Any, other: Any) -> bool:
-    pairs = list(zip(leaves_of(one), leaves_of(other)))
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
