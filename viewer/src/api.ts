@@ -95,6 +95,17 @@ export interface Histograms {
   terms: { return: string; length: string; outcome: string; flag?: string };
 }
 
+/** Complete episodes as points, and means over `window` of them, all with their positions on each axis. */
+export interface Learning {
+  axes: Axis[];
+  window: number;
+  term: "index" | "end_time"; // the column of conditions whose values are in "at"
+  episodes: number;
+  values(name: string): Float64Array;
+}
+
+export type Axis = "steps" | "episodes" | "time" | "version";
+
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
 export interface StepFacts {
@@ -192,6 +203,15 @@ export class Api {
   histograms(trace: number, list: { where: string; search: string }, signal?: AbortSignal): Promise<Histograms> {
     if (this.source.saved) return this.json(`/api/histograms?trace=${trace}`);
     return this.json(`/api/histograms?${query({ trace, where: list.where, search: list.search })}`, signal);
+  }
+
+  async learning(trace: number, list: { where: string; search: string }, x: Axis, signal?: AbortSignal): Promise<Learning> {
+    const { saved } = this.source;
+    const path = saved ? `/api/learning?trace=${trace}` : `/api/learning?${query({ trace, where: list.where, search: list.search, x })}`;
+    const { head, arrays } = parse(await this.source.bytes(path, signal));
+    const { axes, ...facts } = head as unknown as Omit<Learning, "values">;
+    const values = (name: string): Float64Array => (arrays.has(name) ? doubles(arrays.get(name)!) : new Float64Array(0));
+    return { ...facts, axes: axes.filter((axis) => !saved || axis !== "version"), values };
   }
 
   episode({ trace, episode }: EpisodeId): Promise<EpisodeFacts> {

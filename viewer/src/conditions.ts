@@ -2,7 +2,7 @@
 
 import { exact } from "./words.ts";
 
-const NUMBER = "-?[\\d.]+(?:e[+-]?\\d+)?";
+const NUMBER = '-?[\\d.]+(?:e[+-]?\\d+)?|"\\d{4}-[-\\d]+T[\\d:.]+Z"'; // times are milliseconds since 1970
 const escaped = (text: string): string => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 const rangeTerm = (column: string): RegExp => new RegExp(`(?<![\\w.])(${NUMBER}) <= ${escaped(column)} <=? (${NUMBER})(?![\\w.])`, "i");
@@ -23,10 +23,13 @@ export function readable([low, high]: [number, number], edges: number[]): [numbe
   return [rounded(low, low === edges[0] ? -1 : 0), rounded(high, high === edges[edges.length - 1] ? 1 : 0)];
 }
 
+const numberOf = (text: string): number => (text.startsWith('"') ? Date.parse(text.slice(1, -1)) : Number(text));
+const written = (column: string, value: number): string => (column === "end_time" ? `"${new Date(value).toISOString()}"` : exact(value));
+
 /** The range of a column that the condition asks for, if it was made by a brush. */
 export function brushed(where: string, column: string): [number, number] | null {
   const found = rangeTerm(column).exec(where);
-  return found ? [Number(found[1]), Number(found[2])] : null;
+  return found ? [numberOf(found[1]!), numberOf(found[2]!)] : null;
 }
 
 export function chosenName(where: string, column: string): string | null {
@@ -37,7 +40,7 @@ export function chosenName(where: string, column: string): string | null {
 
 /** Put the range of a column into a condition, in place of the one before; null takes it out. */
 export function withRange(where: string, column: string, range: [number, number] | null, closed: boolean): string {
-  const term = range && `${exact(range[0])} <= ${column} ${closed ? "<=" : "<"} ${exact(range[1])}`;
+  const term = range && `${written(column, range[0])} <= ${column} ${closed ? "<=" : "<"} ${written(column, range[1])}`;
   return replaced(where, rangeTerm(column), term);
 }
 

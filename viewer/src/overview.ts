@@ -1,14 +1,17 @@
 // A trace at a glance: what it is, how its episodes are distributed, and the list of them.
 
-import type { Bins, Changes, Histograms, TraceFacts } from "./api.ts";
+import type { Axis, Bins, Changes, Histograms, Learning, TraceFacts } from "./api.ts";
 import { brushed, chosenName, readable, withName, withRange } from "./conditions.ts";
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
 import { Histogram, NamedBars } from "./histogram.ts";
+import { LearningCurve } from "./learning.ts";
 import type { Route } from "./route.ts";
 import { Refused } from "./source.ts";
 import { count, plural } from "./words.ts";
 import { debounced, FLAG_NAMES, isAbort, Latest, type Page, type View } from "./view.ts";
+
+let axis: Axis = "steps"; // of learning curves, for all traces
 
 export class Overview implements View {
   readonly element = h("main", { class: "overview" });
@@ -19,6 +22,15 @@ export class Overview implements View {
   private readonly where = h("input", { type: "text", placeholder: "return > 100 and steps < 50", "aria-label": "Condition", class: "where", spellcheck: "false", autocomplete: "off", autocapitalize: "off" });
   private readonly problem = h("p", { class: "problem", role: "alert", hidden: true, id: "where-problem" });
   private readonly matched = h("output", { class: "matched" });
+  private readonly curve = new LearningCurve({
+    open: (episode) => this.open(episode),
+    brush: (range) => this.brushCurve(range),
+    axis: (chosen) => {
+      axis = chosen;
+      void this.loadCurve(this.latest.signal);
+    },
+  });
+  private learning: Learning | null = null;
   private readonly returns = new Histogram("return", (range) => this.brush("return", range));
   private readonly lengths = new Histogram("length", (range) => this.brush("length", range));
   private readonly outcomes = new NamedBars("outcome", (name) => this.choose("outcome", name));
@@ -31,7 +43,7 @@ export class Overview implements View {
 
   constructor(private readonly page: Page, readonly trace: number, private route: Route) {
     this.list = new EpisodeList(page, trace, (sort) => page.go({ sort }, true));
-    this.list.onOpen((episode) => page.go({ episode, step: 0, compare: null, zoom: null }));
+    this.list.onOpen((episode) => this.open(episode));
     this.search.addEventListener("input", this.typed);
     this.where.addEventListener("input", this.typed);
     for (const field of [this.search, this.where]) {
@@ -52,11 +64,12 @@ export class Overview implements View {
         this.matched,
       ]),
       this.problem,
+      this.curve.element,
       h("div", { class: "histograms" }, [this.returns.element, this.lengths.element, this.outcomes.element, this.flags.element]),
       this.list.element,
       this.filter,
     );
-    this.flags.element.hidden = true;
+    this.flags.element.hidden = this.curve.element.hidden = true;
     this.drawHead();
     this.fields(route);
     void this.load(false);
@@ -83,7 +96,7 @@ export class Overview implements View {
       case "ArrowUp": this.list.element.focus(); return true;
       case "Enter": {
         const episode = this.list.activeEpisode;
-        if (episode !== null) this.page.go({ episode, step: 0, compare: null, zoom: null });
+        if (episode !== null) this.open(episode);
         return true;
       }
     }
@@ -96,7 +109,13 @@ export class Overview implements View {
     this.again.cancel();
   }
 
-  redraw(): void {}
+  redraw(): void {
+    this.curve.redraw();
+  }
+
+  private open(episode: number): void {
+    this.page.go({ episode, step: 0, compare: null, zoom: null });
+  }
 
   private get facts(): TraceFacts {
     return this.page.traces.find(({ trace }) => trace === this.trace)!;
@@ -143,6 +162,8 @@ export class Overview implements View {
       const some = where || search ? await this.page.api.histograms(this.trace, { where, search }, signal) : this.all;
       if (signal.aborted) return;
       this.drawHistograms(this.all, some);
+      await this.loadCurve(signal);
+      if (signal.aborted) return;
       if (!this.page.api.source.readOnly) await this.drawFilter();
     } catch (error) {
       if (isAbort(error)) return;
@@ -154,6 +175,35 @@ export class Overview implements View {
         this.page.fail(error);
       }
     }
+  }
+
+  private async loadCurve(signal: AbortSignal): Promise<void> {
+    const { where, search } = this.route;
+    try {
+      const learning = await this.page.api.learning(this.trace, { where, search }, axis, signal);
+      if (signal.aborted) return;
+      this.learning = learning;
+      this.drawCurve(learning);
+    } catch (error) {
+      if (!isAbort(error) && !(error instanceof Refused && error.status === 404)) this.page.fail(error); // 404: a page without curves
+    }
+  }
+
+  private drawCurve({ axes, window, term, episodes, values }: Learning): void {
+    this.curve.element.hidden = episodes < 2 || axes.length === 0;
+    if (this.curve.element.hidden) return;
+    const shown = axes.includes(axis) ? axis : axes[0]!;
+    const line = { name: this.facts.name, colour: 0, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
+    const points = { colour: 0, x: values(shown), y: values("return"), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps") };
+    const about = window > 1 ? `mean of ${count(window)} episodes, and 10 to 90 % of them` : "";
+    this.curve.show(shown, axes, [line], points, brushed(this.route.where, term), about);
+  }
+
+  private brushCurve(range: [number, number] | null): void {
+    if (!this.learning || this.page.api.source.saved) return;
+    const { term } = this.learning;
+    const whole = range && term === "end_time" ? [Math.floor(range[0]), Math.ceil(range[1])] as [number, number] : range;
+    this.page.go({ where: withRange(this.route.where, term, whole, true) }, true);
   }
 
   private drawHistograms(all: Histograms, some: Histograms): void {

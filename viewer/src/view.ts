@@ -47,7 +47,12 @@ export class Latest {
 
   next(): AbortSignal {
     this.cancel();
-    this.controller = new AbortController();
+    return this.signal;
+  }
+
+  /** The signal of the newest request. */
+  get signal(): AbortSignal {
+    this.controller ??= new AbortController();
     return this.controller.signal;
   }
 

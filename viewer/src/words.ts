@@ -5,6 +5,11 @@ const GROUPED = new Intl.NumberFormat("en-US");
 /** A whole number with separators. */
 export const count = (value: number): string => GROUPED.format(value);
 
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumFractionDigits: 2 });
+
+/** A number in a few characters, such as 1.5K. */
+export const compact = (value: number): string => (Math.abs(value) >= 1e12 ? short(value, 3) : COMPACT.format(value).replace("-", "−"));
+
 /** "1 episode", "2 episodes". */
 export const plural = (value: number, noun: string): string => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 

@@ -16,7 +16,7 @@ from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.tools.statistics.accumulators import finite
-from gym_trace.tools.statistics.summary import UNKNOWN_TIME, EpisodeArrays, episode_arrays, speed, wall_time
+from gym_trace.tools.statistics.summary import UNKNOWN_TIME, EpisodeArrays, by_episode, episode_arrays, speed, wall_time
 
 AXES = ("steps", "episodes", "time")
 _POINTS = 100  # of a curve
@@ -164,7 +164,7 @@ def compare(
     runs = {name: [_run_of(as_trace(trace), x) for trace in given] for name, given in _named(traces).items()}
     every = [run for given in runs.values() for run in given]
     counts = [len(run.returns) for run in every if len(run.returns)]
-    window = int(np.clip(np.median(counts or [0]) // _LEAST_WINDOWS, 1, _MOST_AVERAGED))
+    window = window_of(counts)
     grid = np.linspace(0, max(run.end for run in every), _POINTS)
     groups = (_group(name, given, grid, window, threshold) for name, given in runs.items())
     return RunComparison(tuple(groups), x, grid, window, threshold)
@@ -235,12 +235,9 @@ class _Run(NamedTuple):
 
 
 def _run_of(trace: Trace, x: str) -> _Run:
-    codes = outcome_codes(trace.content)
-    episodes = episode_arrays(trace, codes, np.zeros(len(codes), np.int64), reads_objectives=False)
-    ends = np.where(episodes.end == UNKNOWN_TIME, _LAST, episodes.end)  # unfinished episodes come last
-    episodes = episodes.take(np.argsort(ends, kind="stable"))
+    episodes, _ = episodes_by_end(trace)
     steps = np.cumsum(episodes.lengths - episodes.repeated)
-    positions = _positions(episodes, steps, x)
+    positions = positions_on(x, episodes, steps)
     counted = episodes.complete & np.isfinite(episodes.returns)
     known = positions[np.isfinite(positions)]
     ids = dict.fromkeys(str(writer.about_or_empty.environment.get("id") or "") for writer in trace.readers)
@@ -259,7 +256,21 @@ def _run_of(trace: Trace, x: str) -> _Run:
     )
 
 
-def _positions(episodes: EpisodeArrays, steps: Array, x: str) -> Array:
+def episodes_by_end(trace: Trace) -> tuple[EpisodeArrays, Array]:
+    """Return the episodes in the order of their ends, unfinished ones last, and the first row of each in the table."""
+    codes = outcome_codes(trace.content)
+    episodes = episode_arrays(trace, codes, np.zeros(len(codes), np.int64), reads_objectives=False)
+    by_end = np.argsort(np.where(episodes.end == UNKNOWN_TIME, _LAST, episodes.end), kind="stable")
+    order, first = by_episode(trace.content)
+    return episodes.take(by_end), order[first][by_end]
+
+
+def window_of(counts: Sequence[int]) -> int:
+    """Return how many complete episodes a point of a curve averages. counts: of the runs that have any."""
+    return int(np.clip(np.median(counts or [0]) // _LEAST_WINDOWS, 1, _MOST_AVERAGED))
+
+
+def positions_on(x: str, episodes: EpisodeArrays, steps: Array) -> Array:
     """Return where each episode ends on an axis; NaN if unknown. steps: their cumulative sum."""
     if x == "episodes":
         return np.arange(1.0, len(steps) + 1)

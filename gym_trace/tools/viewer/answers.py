@@ -100,6 +100,7 @@ class Answers:
             "/api/traces": lambda query: [trace.facts() for trace in self.traces],
             "/api/episodes": self._episodes,
             "/api/histograms": lambda query: self.trace(query).histograms(query.text("where"), query.text("search")),
+            "/api/learning": self._learning,
             "/api/episode": self._episode_facts,
             "/api/plot": self._plot,
             "/api/frames": self._frames,
@@ -140,6 +141,10 @@ class Answers:
         limit = query.number("limit", 200)
         selected = query.text("where"), query.text("search"), query.text("sort")
         return self.trace(query).episodes(*selected, query.number("offset", 0), limit)
+
+    def _learning(self, query: Query) -> bytes:
+        selected = query.text("where"), query.text("search")
+        return self.trace(query).learning(*selected, query.text("x") == "version")
 
     def _plot(self, query: Query) -> bytes:
         pixels = query.number("pixels", 1200)

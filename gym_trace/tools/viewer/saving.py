@@ -140,6 +140,7 @@ def _add_traces(answers: Answers, saved: list[list[int]] | None, body: _Body) ->
     for trace in answers.traces:
         body.add(f"/api/episodes?trace={trace.number}", trace.episodes("", "", "", 0, None))
         body.add(f"/api/histograms?trace={trace.number}", as_json(trace.histograms("", "")).body)
+        body.add(f"/api/learning?trace={trace.number}", trace.learning("", "", False))
     pair = [f"{trace}:{episode}" for trace, episodes in enumerate(saved or ()) for episode in episodes]
     if len(pair) == 2:  # so that they can be compared
         for a, b in (pair, pair[::-1]):

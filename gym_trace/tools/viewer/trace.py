@@ -27,6 +27,7 @@ from gym_trace.tools.statistics.summary import histogram
 from gym_trace.tools.viewer.bins import CurveStore
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
+from gym_trace.tools.viewer.learning import History
 from gym_trace.tools.viewer.values import to_json
 
 MOST_ROWS = 2000  # rows of the table of episodes in one answer
@@ -62,6 +63,7 @@ class ViewedTrace:
         self._listed: tuple[tuple[str, int], ...] | None = None
         self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
         self._known_flags: tuple[Trace, int, Array] | None = None
+        self._known_history: History | None = None
         self._damages: list[Damage] = []
         self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
         self._lock, self._refreshing = Lock(), Lock()
@@ -296,7 +298,8 @@ class ViewedTrace:
             if trace is self.trace and key in self._selections:
                 self._selections.move_to_end(key)
                 return self._selections[key]
-        chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]))
+        by_start = "start_time" if trace.whole is trace else None  # a view keeps its order
+        chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]) or by_start)
         if key[1]:
             chosen = chosen[self._matches(trace, key[1])[chosen]]
         with self._lock:
@@ -341,6 +344,17 @@ class ViewedTrace:
             found[name] = {"names": [names[i] for i in shown], "counts": [counts[i] for i in shown]}
         terms = {"return": "return", "length": "steps", "outcome": "outcome", "flag": "flag"}
         return {**found, "matched": len(chosen), "total": len(trace), "terms": terms}
+
+    def learning(self, where: str, search: str, with_versions: bool) -> bytes:
+        """Return the learning curve, see learning.py, in which selected episodes are marked. Raises InvalidOption."""
+        trace = self.trace
+        with self._lock:
+            if self._known_history is None or self._known_history.trace is not trace:
+                self._known_history = History(trace)
+            history = self._known_history
+        selected = np.zeros(len(trace), bool)
+        selected[self._selected(trace, where, search, "")] = True
+        return history.packed(selected, with_versions)
 
     # -- flags --------------------------------------------------------------------------------------------------------
 

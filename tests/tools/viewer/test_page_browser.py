@@ -235,6 +235,30 @@ def test_a_brush_writes_few_digits_and_selects_what_it_counts(page):
     assert len(page.run("return document.querySelector('.where').value")) < 30
 
 
+POINTER = """
+const chart = document.querySelector('.learning .chart'), box = chart.getBoundingClientRect();
+chart.setPointerCapture = () => {};
+const place = (x, y) => ({clientX: box.left + x, clientY: box.top + y, button: 0, pointerId: 1});
+const at = (kind, x, y) => chart.dispatchEvent(new PointerEvent(kind, place(x, y)));
+const x = steps => 46 + (box.width - 58) * steps / 215;  // four episodes end after 100, 170, 210 and 215 steps
+"""
+
+
+def test_a_brush_over_the_curve_selects_episodes_and_a_click_opens_one(page):
+    page.go("#trace=0")
+    page.until("document.querySelector('.learning .chart[role=slider]')")
+    page.run(POINTER + "at('pointerdown', x(150), 60); at('pointermove', x(212), 60); at('pointerup', x(212), 60)")
+    page.until("document.querySelector('.where').value === '1 <= index <= 2'")
+    page.until("document.querySelector('.matched').textContent === '2 of 4 episodes'")
+    page.run(POINTER + "at('dblclick', 60, 60)")
+    page.until("document.querySelector('.matched').textContent === '4 episodes'")
+    y = page.until(f"(() => {{ {POINTER} for (let y = 0; y < 168; y++) {{ at('pointermove', x(170), y);"
+                   " if (chart.matches('.near')) return y + 4 } })()")  # fmt: skip
+    assert page.text(".learning .note").startswith("episode 1: return ")
+    page.run(POINTER + f"at('pointerdown', x(170), {y}); at('pointerup', x(170), {y})")
+    page.until("location.hash.includes('episode=1')")
+
+
 def test_sorting_by_a_column_changes_the_order(page):
     page.go("#trace=0&sort=length")
     page.until("document.querySelector('.space .of-length')?.textContent === '5'")

@@ -17,6 +17,7 @@ from viewer_requests import arrays_of, asked, cartpoles, flagged, viewed
 from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.tools.viewer.answers import Answers, Refused
 from gym_trace.tools.viewer.bins import binned
+from gym_trace.tools.viewer.learning import _few
 from gym_trace.tools.viewer.trace import Edited
 
 
@@ -85,6 +86,60 @@ def test_a_trace_without_episodes_has_an_empty_list(tmp_path: Path) -> None:
     assert asked(answers, "/api/traces")[0]["episodes"] == 0
     assert asked(answers, "/api/episodes")[0]["matched"] == 0
     assert asked(answers, "/api/histograms")["return"]["counts"] == []
+
+
+def episodes_of(observations: list[int], count: int) -> ScriptedEnv:
+    steps = [Result(np.int64(one)) for one in observations]
+    steps[-1] = steps[-1]._replace(terminated=True)
+    return ScriptedEnv(gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), [(np.int64(0), steps)] * count)
+
+
+# -- the learning curve ----------------------------------------------------------------------------------------------
+
+
+def test_the_curve_has_complete_episodes_at_the_step_of_their_end_and_marks_the_selected_ones(cartpole: Path) -> None:
+    table = open_trace(cartpole).episodes
+    head, arrays = asked(viewed(cartpole), "/api/learning?where=steps%20>%2020")
+    assert head["axes"] == ["steps", "episodes", "time"]
+    assert arrays["steps"].tolist() == np.cumsum(table["steps"]).tolist()
+    assert arrays["return"].tolist() == arrays["mean"].tolist() == table["return"].tolist()
+    assert arrays["selected"].tolist() == (table["steps"] > 20).tolist()
+    assert (head["term"], arrays["at"].tolist()) == ("index", list(range(12)))
+
+
+def test_an_episode_has_the_policy_version_of_its_last_step(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(episodes_of([0, 0], 3), tmp_path) as env:
+        for step in range(6):
+            if step % 2 == 0:
+                env.reset()
+            env.annotate(version=step)
+            env.step(0)
+    head, arrays = asked(viewed(tmp_path), "/api/learning?x=version")
+    assert head["axes"][-1] == "version"
+    assert arrays["version"].tolist() == [1, 3, 5]
+
+
+def test_episodes_of_two_writers_come_by_time_and_a_brush_selects_by_it(tmp_path: Path) -> None:
+    writers = [TraceRecordingWrapper(episodes_of([0], 2), tmp_path) for _ in range(2)]
+    for writer in writers * 2:
+        writer.reset()
+        writer.step(0)
+    for writer in writers:
+        writer.close()
+    head, arrays = asked(viewed(tmp_path), "/api/learning")
+    assert head["term"] == "end_time"
+    assert (
+        arrays["episode"].tolist() == arrays_of(viewed(tmp_path), "/api/episodes")["episode"].tolist() == [0, 2, 1, 3]
+    )
+    assert (np.diff(arrays["at"]) > 0).all()
+
+
+def test_a_curve_of_many_episodes_keeps_the_lowest_and_the_highest_return() -> None:
+    returns = np.zeros(100_000)
+    returns[[34_567, 34_568]] = 9, -9
+    kept = _few(np.arange(len(returns)), returns)
+    assert {34_567, 34_568} <= set(kept.tolist())
+    assert len(kept) <= 1500
 
 
 # -- plots ------------------------------------------------------------------------------------------------------------
