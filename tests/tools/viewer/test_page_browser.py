@@ -244,7 +244,7 @@ const x = steps => 46 + (box.width - 58) * steps / 215;  // four episodes end af
 """
 
 
-def test_a_brush_over_the_curve_selects_episodes_and_a_click_opens_one(page):
+def test_a_brush_over_the_curve_selects_and_a_click_opens_an_episode(page):
     page.go("#trace=0")
     page.until("document.querySelector('.learning .chart[role=slider]')")
     page.run(POINTER + "at('pointerdown', x(150), 60); at('pointermove', x(212), 60); at('pointerup', x(212), 60)")

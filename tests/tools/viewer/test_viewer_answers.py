@@ -97,7 +97,7 @@ def episodes_of(observations: list[int], count: int) -> ScriptedEnv:
 # -- the learning curve ----------------------------------------------------------------------------------------------
 
 
-def test_the_curve_has_complete_episodes_at_the_step_of_their_end_and_marks_the_selected_ones(cartpole: Path) -> None:
+def test_the_curve_has_complete_episodes_at_the_step_of_their_end(cartpole: Path) -> None:
     table = open_trace(cartpole).episodes
     head, arrays = asked(viewed(cartpole), "/api/learning?where=steps%20>%2020")
     assert head["axes"] == ["steps", "episodes", "time"]
@@ -119,7 +119,7 @@ def test_an_episode_has_the_policy_version_of_its_last_step(tmp_path: Path) -> N
     assert arrays["version"].tolist() == [1, 3, 5]
 
 
-def test_episodes_of_two_writers_come_by_time_and_a_brush_selects_by_it(tmp_path: Path) -> None:
+def test_episodes_of_two_writers_come_by_time_and_are_selected_by_it(tmp_path: Path) -> None:
     writers = [TraceRecordingWrapper(episodes_of([0], 2), tmp_path) for _ in range(2)]
     for writer in writers * 2:
         writer.reset()
@@ -134,7 +134,7 @@ def test_episodes_of_two_writers_come_by_time_and_a_brush_selects_by_it(tmp_path
     assert (np.diff(arrays["at"]) > 0).all()
 
 
-def test_a_curve_of_many_episodes_keeps_the_lowest_and_the_highest_return() -> None:
+def test_a_curve_of_many_episodes_keeps_its_extremes() -> None:
     returns = np.zeros(100_000)
     returns[[34_567, 34_568]] = 9, -9
     kept = _few(np.arange(len(returns)), returns)
