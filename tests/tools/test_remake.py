@@ -18,8 +18,8 @@ from scripted_env import Result, ToyEnv
 from shell import run
 from vector_wrapper import TraceRecordingVectorWrapper
 
-from gym_trace import TraceRecordingWrapper, TraceWriter, branch, edit, open_trace, remake, verify_trace
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceExists
+from gym_trace import TraceRecordingWrapper, TraceWriter, audit, branch, edit, open_trace, remake, verify_trace
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, RecordingError, TraceExists
 
 
 class Cart(ToyEnv):
@@ -288,6 +288,23 @@ def test_the_output_must_be_new_and_not_in_the_trace(tmp_path: Path) -> None:
     for inside in (trace, trace / "new"):
         with pytest.raises(InvalidOption, match="lies in the source"):
             remake(trace, inside, make_env=Cart)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_full_disk_ends_it_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    trace = recorded(Cart(), tmp_path / "old")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RecordingError("no space left")
+
+    monkeypatch.setattr(TraceRecordingWrapper, method, full)
+    with pytest.raises(RecordingError, match="no space left"):
+        remake(trace, tmp_path / "new", make_env=Cart)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(RecordingError, match="no space left"):
+        audit(Cart, episodes=1, steps=1)
 
 
 def test_damage_ends_it_and_nothing_is_written(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def audit(
     Raises:
         EnvironmentUnavailable: the environment cannot be made; says why.
         InvalidOption, TraceNotFound, CorruptTrace
+        RecordingError: the disk for temporary files is full.
 
     Examples:
         >>> report = gym_trace.audit("CartPole-v1")

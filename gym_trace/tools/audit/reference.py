@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import row_of
-from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.errors import EnvironmentUnavailable, RecordingError
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.tools.audit.actions import RandomActions
@@ -60,11 +60,15 @@ def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[S
                 where = f"step {step} of episode {number}"
                 if any(recorder.step(action)[2:4]):
                     break
+    except RecordingError:  # as on a full disk: nothing is known of the environment
+        raise
     except Exception as error:  # user code may raise anything
         problem = f"{where} raised {type(error).__name__}: {error}"
     finally:
         try:
             recorder.close()
+        except RecordingError:
+            raise
         except Exception as error:  # user code may raise anything
             problem = problem or f"close() raised {type(error).__name__}: {error}"
     return problem

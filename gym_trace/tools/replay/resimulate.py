@@ -24,7 +24,7 @@ from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.envs.states import can_restore, least_compared, restore_state, settable_states
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RecordingError, RenderingError
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import error_text
 from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint, FirstDifferences
@@ -724,6 +724,8 @@ class LaneReplay:
             options = self.options(episode)
             try:
                 result = env.reset(seed=episode.seed, options=options)
+            except RecordingError:  # of the caller, which records this, as on a full disk
+                raise
             except Exception as error:  # user code may raise anything
                 return _raised(None, error)
             if simulation.is_compared(-1):
@@ -745,6 +747,8 @@ class LaneReplay:
                 simulation.set_generator(env, generators[step])
             try:
                 result = env.step(action)
+            except RecordingError:  # of the caller, which records this, as on a full disk
+                raise
             except Exception as error:  # user code may raise anything
                 return first or _raised(step, error)
             self._on_step()
