@@ -35,7 +35,7 @@ await build({
   ...modules,
   entryPoints: [join(root, "src/site/worker.ts")],
   outfile: join(target, "site.js"),
-  banner: { js: `/*! fzstd (https://github.com/101arrowz/fzstd)\n\n${licence("fzstd")} */` },
+  banner: { js: `/*! zstddec (https://github.com/donmccurdy/zstddec)\n\n${licence("zstddec").replaceAll("*/", "")} */` },
 });
 await build({ ...common, entryPoints: [join(root, "src/app.css")], outfile: join(target, "app.css") });
 copyFileSync(join(root, "index.html"), join(target, "index.html"));

@@ -127,7 +127,11 @@ class Site implements Source {
     const id = ++this.last;
     return new Promise((resolve, reject) => {
       this.asked.set(id, { resolve, reject });
-      signal?.addEventListener("abort", () => reject(new DOMException("", "AbortError")));
+      signal?.addEventListener("abort", () => {
+        if (!this.asked.delete(id)) return;
+        this.worker.postMessage({ id, path: null });
+        reject(new DOMException("", "AbortError"));
+      });
       this.worker.postMessage({ id, path });
     });
   }

@@ -20,10 +20,10 @@ from gym_trace.tools.viewer import page
 _LISTED = "traces.json"  # names, addresses and files of the traces: static hosts do not list directories
 _READ = ("batch", "ring", "facts")  # kinds of files that the page reads, or says that it does not
 _CHARSET = b'<meta charset="utf-8">'
-# Traces may lie elsewhere (?t=https://…), so that the page may connect to other hosts; it loads nothing else from them.
+# The page itself fetches nothing: its worker does, which a host may give a policy in a header.
 _POLICY = (
     "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src blob: data:; "
-    "connect-src 'self' https:; base-uri 'none'; form-action 'none'"
+    "base-uri 'none'; form-action 'none'"
 )
 _HEAD = f"""
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">

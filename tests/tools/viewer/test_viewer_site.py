@@ -75,7 +75,7 @@ def server_answer(answers, request):
 
 def requests_for(answers):
     listed = [f"&where={quote(where)}&search=&sort=" for where in ("", *CONDITIONS)]
-    found = ["/api/traces", *(f"/api/histograms?trace=0{one}" for one in listed)]
+    found = ["/api/traces", *(f"/api/{name}?trace=0{one}" for one in listed for name in ("histograms", "learning"))]
     found += [f"/api/episodes?trace=0{one}{sort}" for one in listed for sort in ("", "-return", "length,-episode")]
     trace = answers.traces[0]
     for episode in {0, len(trace.trace) - 1}:
@@ -99,9 +99,9 @@ def pixels(data):
 
 def content(request, body):
     """An answer in a form that can be compared."""
-    if request.startswith(("/api/plot", "/api/frames", "/api/episodes")):
+    if request.startswith(("/api/plot", "/api/frames", "/api/episodes", "/api/learning")):
         head, arrays = container.unpacked(body)
-        convert = pixels if "frames" in request else lambda array: array.astype(float)
+        convert = pixels if "frames" in request else lambda array: array.astype(float).round(6)  # times are floats
         known = {name: convert(array) for name, array in arrays.items()}
         return {key: value for key, value in head.items() if key not in ("arrays", "mime")} | known
     known = json.loads(body.replace(b", ", b",").replace(b": ", b":"))  # also in texts that are JSON
@@ -147,7 +147,10 @@ def test_a_site_shows_flags_and_says_what_it_does_not_read(tmp_path):
         [(tmp_path / "t", ["/api/traces", "/api/episodes?where=flag+%3D%3D+%22bad%22", "/api/render?job=1"])]
     )
     (facts,), (head, arrays) = json.loads(seen[0]), container.unpacked(seen[1])
-    assert facts["damage_notes"] == ["torn.000000.gtb: damaged: the header of the file"]
+    assert facts["damage_notes"] == [
+        "torn.000000.gtb: damaged: the header of the file",
+        "torn.000000.gtb: damaged: the file has no footer",
+    ]
     (note,) = facts["notes"]
     assert note.startswith("1 unfinished file is not read here: 'gym-trace repair' puts")
     assert (head["matched"], arrays["episode"].tolist()) == (1, [1])
@@ -183,3 +186,27 @@ def test_site_excludes_what_needs_a_server(tmp_path):
     for words in (["--save", "a.html"], ["--port", "8000"], ["--episode", "0"]):
         assert "exclude" in run("view", str(tmp_path / "t"), "--site", str(tmp_path / "site"), *words).output
     assert not (tmp_path / "site").exists()
+
+
+@needs_node
+def test_a_link_to_the_hugging_face_hub_lists_all_pages_of_a_folder():
+    script = Path(__file__).parents[2] / "node_reader" / "reader.mjs"
+    page = """
+        const { reader } = await import(SCRIPT);
+        const asked = [];
+        globalThis.fetch = async (url) => {
+            asked.push(url);
+            const last = url.includes("cursor");
+            const file = {type: last ? "file" : "directory", path: "runs/b/w.000000.gtb", size: 7};
+            const headers = last ? {} : {Link: `<${url}?cursor=2>; rel="next"`};
+            return new Response(JSON.stringify([file]), {headers});
+        };
+        const [listing] = await reader.listed("http://127.0.0.1/", ["hf://datasets/me/data@v1/runs/b"]);
+        console.log(JSON.stringify([asked, listing]));
+    """.replace("SCRIPT", json.dumps(script.as_uri()))
+    done = subprocess.run(["node", "--input-type=module", "-e", page], capture_output=True, text=True, timeout=60)
+    asked, listing = json.loads(done.stdout)
+    first = "https://huggingface.co/api/datasets/me/data/tree/v1/runs/b"
+    assert asked == [first, f"{first}?cursor=2"]
+    url = "https://huggingface.co/datasets/me/data/resolve/v1/runs/b/"
+    assert listing == {"name": "b", "url": url, "files": [["w.000000.gtb", 7]]}

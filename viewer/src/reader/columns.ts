@@ -1,7 +1,7 @@
 // Columns of a record (docs/FORMAT.md, section 3).
 
-import { decompress } from "fzstd";
-import { align, crc32, u32, viewOf, type Bytes } from "./bytes.ts";
+import { ZSTDDecoder } from "zstddec";
+import { align, crc32, u32, u64, viewOf, type Bytes } from "./bytes.ts";
 import { demand } from "./framing.ts";
 import type { Metadata } from "./values.ts";
 
@@ -34,11 +34,25 @@ export const elementSize = (dtype: string): number => {
   return Number(found![1]);
 };
 
-/** A zstd frame of `raw` bytes. */
+const decoder = new ZSTDDecoder();
+
+/** Wait for this before columns are decoded: the decoder is WebAssembly. */
+export const ready = decoder.init();
+
+/** Decode a zstd frame of `raw` bytes. */
 export function inflate(blob: Bytes, raw: number): Bytes {
-  const bytes = decompress(blob, new Uint8Array(raw)) as Bytes;
-  demand(bytes.length === raw, "size of a zstd frame");
+  const bytes = raw ? (decoder.decode(blob, raw) as Bytes) : new Uint8Array(0);
+  demand(bytes.length === raw, "a zstd frame");
   return bytes;
+}
+
+/** The size that a zstd frame declares. */
+export function frameSize(blob: Bytes): number {
+  const [descriptor, view] = [blob[4] ?? 0, viewOf(blob)];
+  const [field, single] = [descriptor >> 6, (descriptor >> 5) & 1];
+  const at = 6 - single + [0, 1, 2, 4][descriptor & 3]!;
+  demand(field > 0 || single === 1, "a zstd frame without its size");
+  return [() => view.getUint8(at), () => 256 + view.getUint16(at, true), () => view.getUint32(at, true), () => u64(blob, at)][field]!();
 }
 
 function unshuffle(bytes: Bytes, width: number): Bytes {

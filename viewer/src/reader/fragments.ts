@@ -1,7 +1,7 @@
 // The fragment table of chunks, and the writers whose episodes are in one file (docs/FORMAT.md, section 4).
 
-import { decompress } from "fzstd";
 import { u32, u64, viewOf, type Bytes } from "./bytes.ts";
+import { frameSize, inflate } from "./columns.ts";
 import { demand } from "./framing.ts";
 import { unpackMetadata, type Metadata } from "./values.ts";
 
@@ -43,10 +43,10 @@ export const observationRows = ({ steps, flags }: { steps: number; flags: number
 export function originsOf(schema: Metadata): (Metadata | null)[] | null {
   if (schema.origins === undefined) return null;
   const packed: Bytes = typeof schema.origins === "string" ? Uint8Array.from(atob(schema.origins), (c) => c.charCodeAt(0)) : schema.origins;
-  const bytes = decompress(packed) as Bytes;
-  demand(bytes.length <= MOST_ORIGINS, "origins are too large");
+  const size = frameSize(packed);
+  demand(size <= MOST_ORIGINS, "origins are too large");
   let known = schema;
-  return (unpackMetadata(bytes) as (Metadata | null)[]).map((origin) => {
+  return (unpackMetadata(inflate(packed, size)) as (Metadata | null)[]).map((origin) => {
     if (origin === null) return null; // nothing of it is left
     known = { ...known, ...origin.schema };
     for (const key of origin.without ?? []) delete known[key];

@@ -6,7 +6,7 @@ import { Damaged } from "./framing.ts";
 export const NDARRAY = 1, SCALAR = 2, TUPLE = 4, COMPLEX = 6, OBJECTS = 7, UNSTORED = 8, MISFIT = 9, MASKED = 11, FOREIGN = 12, MEMBER = 13;
 const BIG_INTEGER = 3, ABSENT = 10;
 const NESTED = [NDARRAY, SCALAR, TUPLE, 5, OBJECTS, UNSTORED, MISFIT, MASKED, FOREIGN, MEMBER]; // their payload is MessagePack
-const DEEPEST = 100;
+const DEEPEST = 100, MOST_ENTRIES = 2 ** 23;
 
 export class Extension {
   constructor(readonly code: number, readonly content: Value) {}
@@ -64,6 +64,7 @@ export function plainObject(value: any): any {
 
 class Decoder {
   at = 0;
+  private entries = 0; // of lists and maps
   private readonly view: DataView;
 
   constructor(private readonly bytes: Bytes, private readonly depth = 0) {
@@ -121,14 +122,21 @@ class Decoder {
     return this.view[`get${kind}`](this.at - width);
   }
 
+  private count(entries: number): void {
+    this.entries += entries;
+    if (this.entries > MOST_ENTRIES) throw new Damaged("too many values");
+  }
+
   private list(length: number, depth: number): Value[] {
     const items: Value[] = [];
+    this.count(length);
     for (let i = 0; i < length; i++) items.push(this.value(depth + 1));
     return items;
   }
 
   private map(length: number, depth: number): Map<Value, Value> {
     const items = new Map<Value, Value>();
+    this.count(length);
     for (let i = 0; i < length; i++) {
       const key = this.value(depth + 1);
       items.set(key, this.value(depth + 1));

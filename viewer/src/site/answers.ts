@@ -1,11 +1,12 @@
 // Answers to the requests of the page, as the server of gym-trace view gives them, from the files of a static host.
 
 import type { Difference } from "../api.ts";
-import { asTyped, elementSize, equal, type Bytes, type Typed, type Value } from "../reader/index.ts";
+import { asTyped, elementSize, equal, ready, type Bytes, type Typed, type Value } from "../reader/index.ts";
 import { itemName } from "../words.ts";
 import { Episode } from "./episode.ts";
 import { Refusal, type Listing, type Read } from "./files.ts";
 import { numbersOf, toJson, typedJson } from "./json.ts";
+import { learning } from "./learning.ts";
 import { openTrace, type Trace } from "./trace.ts";
 
 const KEPT_EPISODES = 8;
@@ -16,11 +17,12 @@ export class Answers {
   private constructor(private readonly traces: Trace[]) {}
 
   static async open(listings: Listing[], read: Read): Promise<Answers> {
+    await ready;
     return new Answers(await Promise.all(listings.map((listing, number) => openTrace(number, listing, read))));
   }
 
   /** Answer a request such as "/api/episode?trace=0&episode=7". Throws Refusal. */
-  async get(request: string): Promise<Bytes> {
+  async get(request: string, signal?: AbortSignal): Promise<Bytes> {
     const url = new URL(request, "http://site");
     const query = url.searchParams;
     const text = (name: string): string => query.get(name) ?? "";
@@ -36,9 +38,10 @@ export class Answers {
       case "/api/traces": return json(this.traces.map((one) => one.about()));
       case "/api/episodes": return trace().episodes(text("where"), text("search"), text("sort"), number("offset", 0), number("limit", 200));
       case "/api/histograms": return json(trace().histograms(text("where"), text("search")));
+      case "/api/learning": return learning(trace(), trace().selected(text("where"), text("search"), ""));
       case "/api/episode": return json(await episode().about());
       case "/api/plot": return episode().plot(text("column"), number("from", 0), number("to", Number.MAX_SAFE_INTEGER), number("pixels", 1200), pair(query.get("items")));
-      case "/api/frames": return episode().frames(text("column"), number("from", 0), number("count", 16));
+      case "/api/frames": return episode().frames(text("column"), number("from", 0), number("count", 16), signal);
       case "/api/steps": return json(await episode().steps(number("from", 0), number("count", 32)));
       case "/api/compare": {
         const [a, b] = ["a", "b"].map((name) => {

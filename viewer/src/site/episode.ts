@@ -283,11 +283,11 @@ export class Episode {
 
   // -- pictures -----------------------------------------------------------------------------------------------------
 
-  async frames(name: string, start: number, count: number): Promise<Bytes> {
+  async frames(name: string, start: number, count: number, signal?: AbortSignal): Promise<Bytes> {
     const column = await this.column(name, "frames");
     count = Math.max(1, Math.min(count, MOST_FRAMES, Math.floor(MOST_PICTURE_BYTES / product(column.shape))));
     const found: [string, string, number[], Bytes][] = [];
-    for await (const part of this.writer.parts(this.row, column.path, Math.max(0, start), Math.min(start + count, column.rows))) {
+    for await (const part of this.writer.parts(this.row, column.path, Math.max(0, start), Math.min(start + count, column.rows), signal)) {
       if ("error" in part || part.column === null) continue;
       for (let i = 0; i < part.count; i++) {
         const typed = asTyped(valueOf(part.column, part.begin + i));

@@ -10,7 +10,7 @@ export class Refusal extends Error {
 }
 
 /** Read bytes [begin, end) of a file. */
-export type Read = (url: string, begin: number, end: number) => Promise<Bytes>;
+export type Read = (url: string, begin: number, end: number, signal?: AbortSignal) => Promise<Bytes>;
 
 /** The files of a trace: their names and sizes, at an address that ends with a slash. */
 export interface Listing {
@@ -28,12 +28,13 @@ export class Host {
   private readonly waiting: (() => void)[] = [];
   private running = 0;
 
-  readonly read: Read = async (url, begin, end) => {
+  readonly read: Read = async (url, begin, end, signal) => {
     if (end <= begin) return new Uint8Array(0);
     if (this.running >= AT_ONCE) await new Promise<void>((resolve) => this.waiting.push(resolve));
     else this.running++;
     try {
-      const response = await reach(url, { headers: { Range: `bytes=${begin}-${end - 1}` } });
+      signal?.throwIfAborted();
+      const response = await reach(url, { headers: { Range: `bytes=${begin}-${end - 1}` }, signal: signal ?? null });
       const bytes = response.status === 206 ? new Uint8Array(await response.arrayBuffer()) : null;
       if (bytes?.length === end - begin) return bytes;
       void response.body?.cancel();
@@ -51,6 +52,7 @@ async function reach(url: string, options: RequestInit = {}): Promise<Response> 
   try {
     return await fetch(url, { credentials: "omit", referrerPolicy: "no-referrer", ...options });
   } catch {
+    options.signal?.throwIfAborted();
     throw new Refusal(502, `${url}: no answer.`, new URL(url).origin === self.location?.origin ? "" : "Does the host let pages of other sites read it (CORS)?");
   }
 }
@@ -78,7 +80,7 @@ async function onHub(address: string): Promise<Listing> {
   const [, kind, repository, revision = "main", path = ""] = match;
   const quoted = path.split("/").map(encodeURIComponent).join("/");
   const files: [string, number][] = [];
-  let next: string | null = `${HUB}/api/${kind}/${repository}/tree/${encodeURIComponent(revision)}/${quoted}`;
+  let next: string | null = `${HUB}/api/${kind}/${repository}/tree/${encodeURIComponent(revision)}${quoted && `/${quoted}`}`;
   while (next) {
     const page: Response = await found(next);
     for (const one of (await page.json()) as { type: string; path: string; size: number }[]) if (one.type === "file") files.push([one.path.split("/").at(-1)!, one.size]);

@@ -2,10 +2,10 @@
 
 import type { Bins, Flag, Histograms, Names, TraceFacts } from "../api.ts";
 import { pack } from "../container.ts";
-import { Damaged, ENDS, HAS_INITIAL, ID_RANGE, OUTCOMES, type Bytes } from "../reader/index.ts";
+import { Damaged, ENDS, HAS_INITIAL, ID_RANGE, OUTCOMES, type Bytes, type Metadata } from "../reader/index.ts";
 import { Refusal, type Listing, type Read } from "./files.ts";
 import { rowsWhere, sortRows, type Column } from "./where.ts";
-import { openBatch, Writer, WriterFiles } from "./writer.ts";
+import { openBatch, openSchema, Writer, WriterFiles } from "./writer.ts";
 
 const BATCH = /^([\w-][\w.-]{0,119}?)\.(\d{6,9})\.gtb$/;
 const FLAGS: Exclude<Flag, null>[] = ["good", "bad", "look"];
@@ -139,18 +139,21 @@ export class Trace {
     return { kind, at: kind === "condition" ? (row) => this.value(name, row) === 1 : (row) => this.value(name, row) };
   }
 
-  private selected(where: string, search: string, sort: string): Int32Array {
+  /** Whether an episode counts in mean returns: its end was recorded, or it was imported. */
+  isComplete(row: number): boolean {
+    const outcome = this.numbers.outcome![row]!;
+    const imported = this.writers[this.numbers.writer![row]!]!.schema.recorder?.imported_from !== undefined;
+    return (outcome === 1 || outcome === 2 || imported) && this.numbers.steps![row]! > 0;
+  }
+
+  selected(where: string, search: string, sort: string): Int32Array {
     const key = JSON.stringify([where, search, sort]);
     const known = this.selections.get(key);
     if (known) return known;
     let rows = rowsWhere(where, (name) => this.column(name), this.length);
     if (search.trim()) rows = rows.filter(this.matcher(search.trim()));
-    const imported = this.writers.map(({ schema }) => schema.recorder?.imported_from !== undefined);
-    const isComplete = (row: number): boolean => {
-      const outcome = this.numbers.outcome![row]!;
-      return (outcome === 1 || outcome === 2 || imported[this.numbers.writer![row]!]!) && this.numbers.steps![row]! > 0;
-    };
-    rows = sortRows(namesOfSort(sort), (name) => this.column(name), rows, /\boutcome\b/.test(where) ? null : isComplete);
+    const isComplete = /\boutcome\b/.test(where) ? null : (row: number): boolean => this.isComplete(row);
+    rows = sortRows(namesOfSort(sort) || "start_time", (name) => this.column(name), rows, isComplete);
     if (this.selections.size > 8) this.selections.clear();
     this.selections.set(key, rows);
     return rows;
@@ -250,18 +253,31 @@ export async function openTrace(number: number, { name, url, files }: Listing, r
     else if (/\.(ring|gtb\.part)$/.test(file)) unread++;
   }
   const damage: string[] = [];
+  const orNull = async <T>(file: string, open: Promise<T>): Promise<T | null> => {
+    try {
+      return await open;
+    } catch (error) {
+      if (error instanceof Refusal) throw error;
+      damage.push(`${file}: ${error instanceof Damaged ? `damaged: ${error.message}` : (error as Error).message}`);
+      return null;
+    }
+  };
   const writers = await Promise.all([...batches.values()].map(async (found) => {
-    const opened = await Promise.all(found.sort(([a], [b]) => a - b).map(async ([, file, size]) => {
-      try {
-        return await openBatch(new URL(file, url).href, size, read);
-      } catch (error) {
-        if (error instanceof Refusal) throw error;
-        damage.push(`${file}: ${error instanceof Damaged ? `damaged: ${error.message}` : (error as Error).message}`);
-        return null;
+    found.sort(([a], [b]) => a - b);
+    const at = (file: string): string => new URL(file, url).href;
+    const firstSchema = async (): Promise<Metadata | null> => {
+      for (const [, file, size] of found) {
+        const schema = await orNull(file, openSchema(at(file), size, read));
+        if (schema) return schema;
       }
-    }));
+      return null;
+    };
+    const [schema, ...opened] = await Promise.all([
+      firstSchema(),
+      ...found.map(([, file, size]) => orNull(file, openBatch(at(file), size, read))),
+    ] as const);
     const good = opened.filter((batch) => batch !== null);
-    return good.length ? new WriterFiles(good, read).writers() : [];
+    return schema && good.length ? new WriterFiles(schema, good, read).writers() : [];
   }));
   const notes = unread ? [`${unread} unfinished file${unread === 1 ? " is" : "s are"} not read here: 'gym-trace repair' puts the steps of writers that were killed into batches.`] : [];
   return new Trace(number, name, writers.flat(), await factsOf(files, url, read), damage, notes);

@@ -4,9 +4,11 @@ import { Answers } from "./answers.ts";
 import { Host, listed, Refusal } from "./files.ts";
 
 export { Answers } from "./answers.ts";
+export { listed } from "./files.ts";
 export * from "../reader/index.ts";
 
-export type Request = { id: number; path: string } | { base: string; traces: string[] };
+/** A request; without a path, it is no longer wanted. */
+export type Request = { id: number; path: string | null } | { base: string; traces: string[] };
 export type Answer = { id: number } & ({ bytes: Uint8Array<ArrayBuffer> } | { status: number; error: string; hint: string });
 
 interface Scope {
@@ -17,6 +19,7 @@ interface Scope {
 /** Answer the messages of a page; the first one says where the site and its traces are. */
 function serve(scope: Scope): void {
   let answers: Promise<Answers> | null = null;
+  const asked = new Map<number, AbortController>();
   scope.onmessage = async ({ data }: MessageEvent<Request>) => {
     if ("base" in data) {
       answers = listed(data.base, data.traces).then((listings) => Answers.open(listings, new Host().read));
@@ -24,12 +27,18 @@ function serve(scope: Scope): void {
       return;
     }
     const { id, path } = data;
+    if (path === null) return asked.get(id)?.abort();
+    const controller = new AbortController();
+    asked.set(id, controller);
     try {
-      const bytes = await (await answers!).get(path);
+      const bytes = await (await answers!).get(path, controller.signal);
       scope.postMessage({ id, bytes }, [bytes.buffer]);
     } catch (error) {
+      if (controller.signal.aborted) return; // nobody waits for it
       const { message } = error as Error;
       scope.postMessage(error instanceof Refusal ? { id, status: error.status, error: message, hint: error.hint } : { id, status: 422, error: message, hint: "Is the trace damaged? 'gym-trace check' says so." });
+    } finally {
+      asked.delete(id);
     }
   };
 }

@@ -10,6 +10,7 @@ const CHUNK_HEAD = 4 << 10; // bytes read first of a large chunk; a small one is
 const SMALL_CHUNK = 128 << 10;
 const KEPT_COLUMNS = 96 << 20; // bytes of decoded columns
 const KEPT_HEADS = 1024;
+const MOST_TABLE = 1 << 20; // rows
 
 interface ChunkHead {
   blobs: Map<string, { descriptor: Descriptor; begin: number; end: number }>; // offsets in the file
@@ -52,42 +53,48 @@ const heads = new Recent<ChunkHead>(KEPT_HEADS, () => 1);
 interface Batch {
   url: string;
   fileId: Bytes;
-  schema: Metadata;
   fragments: Bytes;
   chunks: Bytes;
   paths: string[][];
 }
 
-/** Open a sealed batch by its schema, footer and index. */
-export async function openBatch(url: string, size: number, read: Read): Promise<Batch> {
-  demand(size > 3 * HEADER, "the file is too short");
-  const [head, end] = await Promise.all([read(url, 0, Math.min(size, HEAD)), read(url, size - HEADER, size)]);
+/** Read the schema of a batch; all batches of a writer have the same one. */
+export async function openSchema(url: string, size: number, read: Read): Promise<Metadata> {
+  const head = await read(url, 0, Math.min(size, HEAD));
   const header = fileHeader(head);
   demand(header !== null, "the header of the file");
-  const fileId = header!.subarray(16, 32);
+  const schema = recordAt(head, HEADER, header!.subarray(16, 32));
+  demand(schema !== null && u16(schema, 8) === SCHEMA, "the schema");
+  const end = 2 * HEADER + u32(schema!, 12);
+  demand(end <= size, "the schema");
+  return metadataAt(end > head.length ? await read(url, 0, end) : head, HEADER, schema!);
+}
+
+/** Open a sealed batch by its footer and its index. */
+export async function openBatch(url: string, size: number, read: Read): Promise<Batch> {
+  demand(size > 3 * HEADER, "the file is too short");
+  const end = await read(url, size - HEADER, size);
+  const fileId = end.subarray(24, 40);
   const footer = footerOf(end, fileId, size);
   demand(footer !== null, "the file has no footer");
   const [indexAt, parityAt] = [u64(footer!, 8), u64(footer!, 40)];
   const until = parityAt > indexAt ? parityAt : size - HEADER;
   demand(indexAt >= HEADER && indexAt < until && until < size, "offset of the index");
-  const schemaHead = recordAt(head, HEADER, fileId);
-  demand(schemaHead !== null && u16(schemaHead, 8) === SCHEMA, "the schema");
-  const schemaEnd = 2 * HEADER + u32(schemaHead!, 12);
-  const [index, whole] = await Promise.all([read(url, indexAt, until), schemaEnd > head.length ? read(url, 0, Math.min(size, schemaEnd)) : head]);
-  const schema = metadataAt(whole, HEADER, schemaHead!);
-  const indexHead = recordAt(index, 0, fileId, indexAt);
-  demand(indexHead !== null && u16(indexHead, 8) === INDEX, "the index");
-  const metadata = metadataAt(index, 0, indexHead!);
-  const { body, end: indexEnd } = extentOf(indexHead!);
+  const index = await read(url, indexAt, until);
+  const head = recordAt(index, 0, fileId, indexAt);
+  demand(head !== null && u16(head, 8) === INDEX, "the index");
+  const metadata = metadataAt(index, 0, head!);
+  const { body, end: indexEnd } = extentOf(head!);
   const found = readColumns(metadata, index.subarray(body - indexAt, indexEnd - indexAt));
   const [fragments, chunks] = [found.get("fragments"), found.get("chunks")];
   demand(fragments !== undefined && chunks !== undefined, "the index");
   const paths = ((metadata.totals ?? []) as [string[]][]).map(([path]) => path);
-  return { url, fileId, schema, fragments: table(fragments!), chunks: table(chunks!), paths };
+  return { url, fileId, fragments: table(fragments!), chunks: table(chunks!), paths };
 }
 
 /** The bytes of all rows, also of equal ones. */
 function table({ bytes, count, row }: Column): Bytes {
+  demand(count <= MOST_TABLE, "the index is too large");
   if (!count || bytes.length === count * row(0).length) return bytes;
   const out = new Uint8Array(count * bytes.length);
   for (let i = 0; i < count; i++) out.set(bytes, i * bytes.length);
@@ -196,9 +203,9 @@ export class Writer {
   }
 
   /** Yield rows [start, stop) of a column; for those that cannot be read, the error. All chunks are fetched at the same time. */
-  async *parts(row: number, path: string[], start: number, stop: number): AsyncGenerator<Part | { start: number; count: number; error: Damaged }> {
+  async *parts(row: number, path: string[], start: number, stop: number, signal?: AbortSignal): AsyncGenerator<Part | { start: number; count: number; error: Damaged }> {
     const found = [...this.places(row, path[0] === "observations", start, stop)].map((place) => {
-      const column = this.files.column(place.chunk, nameOf(path));
+      const column = this.files.column(place.chunk, nameOf(path), signal);
       column.catch(() => {}); // it is awaited below
       return { ...place, column };
     });
@@ -244,7 +251,7 @@ export class WriterFiles {
   private readonly places: { batch: Batch; offset: number; length: number; begin: number; end: number }[] = []; // chunks, and their fragments
   private readonly before: [steps: Int32Array, observations: Int32Array]; // rows of its chunk before those of a fragment
 
-  constructor(private readonly batches: Batch[], private readonly read: Read) {
+  constructor(private readonly schema: Metadata, batches: Batch[], private readonly read: Read) {
     this.table = new Uint8Array(batches.reduce((sum, { fragments }) => sum + fragments.length, 0));
     this.view = viewOf(this.table);
     let [at, fragment] = [0, 0];
@@ -272,7 +279,7 @@ export class WriterFiles {
 
   /** The writers with their episodes. */
   writers(): Writer[] {
-    const { schema } = this.batches[0]!;
+    const { schema } = this;
     const count = this.table.length / FRAGMENT;
     const origins = originsOf(schema);
     if (origins === null) return [new Writer(schema, this, 0, count)];
@@ -313,16 +320,23 @@ export class WriterFiles {
   }
 
   /** Read a column of a chunk; null if it has none of this name. Throws Damaged. */
-  column(chunk: number, name: string): Promise<Column | null> {
+  async column(chunk: number, name: string, signal?: AbortSignal): Promise<Column | null> {
     const place = this.places[chunk]!;
     const { url } = place.batch;
-    return columns.get(`${url}\0${place.offset}\0${name}`, async () => {
+    const read = (): Promise<Column | null> => columns.get(`${url}\0${place.offset}\0${name}`, async () => {
       const { blobs, known } = await heads.get(`${url}\0${place.offset}`, () => this.head(place));
       const blob = blobs.get(name);
       if (!blob) return null;
       const [begin, end] = [blob.begin - place.offset, blob.end - place.offset];
-      return decodeColumn(end <= known.length ? known.subarray(begin, end) : await this.read(url, blob.begin, blob.end), blob.descriptor);
+      return decodeColumn(end <= known.length ? known.subarray(begin, end) : await this.read(url, blob.begin, blob.end, signal), blob.descriptor);
     });
+    for (;;) {
+      try {
+        return await read();
+      } catch (error) {
+        if (signal?.aborted || (error as Error).name !== "AbortError") throw error; // another reader has aborted: read it again
+      }
+    }
   }
 
   private async head({ batch, offset, length }: { batch: Batch; offset: number; length: number }): Promise<ChunkHead> {
