@@ -48,7 +48,7 @@ ENVIRONMENTS = f"""
 Acrobot-v1, CartPole-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1
 Blackjack-v1, CliffWalking-v1, CliffWalkingSlippery-v1, FrozenLake-v1, FrozenLake8x8-v1, Taxi-v4
 BipedalWalker-v3, BipedalWalkerHardcore-v3, LunarLander-v3, LunarLanderContinuous-v3
-CarRacing-v3 --episodes 3 --steps 40
+CarRacing-v3 --episodes 2 --steps 30
 {", ".join(f"{name}-v5" for name in MUJOCO)}
 phys2d/CartPole-v1, phys2d/Pendulum-v0, tabular/Blackjack-v0, tabular/CliffWalking-v0
 {", ".join(f"ALE/{name}-v5 --import ale_py" for name in ("Pong", "Breakout", "MontezumaRevenge", "SpaceInvaders"))}
