@@ -24,6 +24,7 @@ from gym_trace.tools.audit.report import CLAIMS
 RESULTS = Path(__file__).with_name("audits.json")
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "audit.md"
 BEGIN, END = "<!-- begin: benchmarks/audits.py -->", "<!-- end: benchmarks/audits.py -->"
+MOST_TEXTS = 12  # listed for one claim; above it, only names
 SECONDS = 1800  # most of an audit
 MARKS = {"yes": "yes", "no": "**no**", "not tried": "–"}
 MUJOCO = (
@@ -97,16 +98,27 @@ def name_of(line: str) -> str:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return the table in Markdown; below it the versions, and what does not hold."""
-    versions, notes = {}, []
-    lines = [f"| | {' | '.join(CLAIMS)} | audited |", "|---" * (2 + len(CLAIMS)) + "|"]
+    versions: dict[str, str] = {}
+    failed: dict[str, dict[str, str]] = {}  # text by claim and name
+    lines = [f"| | {' | '.join(f'`{claim}`' for claim in CLAIMS)} | audited |", "|---" * (2 + len(CLAIMS)) + "|"]
     for name, report in results.items():
         versions |= report["versions"]
         claims = {claim["name"]: claim for claim in report["claims"]}
         lines.append(f"| {name} | {' | '.join(MARKS[claims[one]['verdict']] for one in CLAIMS)} | {report['date']} |")
-        failed = [claim for claim in claims.values() if claim["verdict"] == "no"]
-        notes += [f"- {name}, `{claim['name']}`: {claim['text']}" for claim in failed]
-    used = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return "\n".join([*lines, "", f"With {used}.", "", *notes])
+        for claim in claims.values():
+            if claim["verdict"] == "no":
+                failed.setdefault(claim["name"], {})[name] = claim["text"]
+    lines += [
+        "",
+        f"With {', '.join(f'{name} {version}' for name, version in versions.items())}. What does not hold:",
+        "",
+    ]
+    for claim, texts in failed.items():
+        if len(texts) > MOST_TEXTS:
+            lines.append(f"- `{claim}`: {', '.join(texts)}")
+        else:
+            lines += [f"- `{claim}`, {name}: {text}" for name, text in texts.items()]
+    return "\n".join(lines)
 
 
 def main(wanted: list[str]) -> None:

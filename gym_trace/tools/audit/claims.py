@@ -126,7 +126,7 @@ class Audit:
         """Return a claim from a comparison with the reference."""
         if compared.difference is None:
             return self._claim(name, YES, note, compared)
-        text = f"first seen in episode {compared.episode} {compared.difference.as_text('first', 'then')}"
+        text = f"first seen in episode {compared.episode} {compared.difference.as_text('first', 'then')}".rstrip(": ")
         growths = (one.growth for one in compared.divergences if one.growth is not None)
         if growth := next(growths, None):
             text += f", grows {growth:.3g} times a step"
