@@ -104,6 +104,35 @@ export interface Learning {
   values(name: string): Float64Array;
 }
 
+export interface Estimate {
+  value: number | null;
+  low: number | null;
+  high: number | null;
+}
+
+/** Statistics of the complete episodes of a trace, and its curve at the points of Runs.grid. */
+export interface Run {
+  trace: number;
+  name: string;
+  environments: string[];
+  episodes: number;
+  steps: number;
+  outcomes: Record<string, number>;
+  lengths: number | null; // mean
+  mean: Estimate;
+  median: Estimate;
+  iqm: Estimate;
+  seconds: number | null;
+  steps_per_second: number | null;
+  curve: (number | null)[];
+}
+
+export interface Runs {
+  groups: Run[];
+  grid: number[];
+  window: number;
+}
+
 export type Axis = "steps" | "episodes" | "time" | "version";
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
@@ -212,6 +241,10 @@ export class Api {
     const { axes, ...facts } = head as unknown as Omit<Learning, "values">;
     const values = (name: string): Float64Array => (arrays.has(name) ? doubles(arrays.get(name)!) : new Float64Array(0));
     return { ...facts, axes: axes.filter((axis) => !saved || axis !== "version"), values };
+  }
+
+  runs(x: Axis, signal?: AbortSignal): Promise<Runs> {
+    return this.json(`/api/runs?${query({ x })}`, signal);
   }
 
   episode({ trace, episode }: EpisodeId): Promise<EpisodeFacts> {

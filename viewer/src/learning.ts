@@ -2,16 +2,16 @@
 
 import type { Axis } from "./api.ts";
 import { fill, h, set } from "./dom.ts";
-import { compact, count, short } from "./words.ts";
+import { compact, count, short, UNITS } from "./words.ts";
 
 const AXES: Record<Axis, string> = { steps: "environment steps", episodes: "episodes", time: "time", version: "policy version" };
 const [LEFT, RIGHT, TOP, BOTTOM] = [46, 12, 8, 20]; // pixels around the curves
 const NEAR = 16; // pixels from a point to the pointer
 const DRAGGED = 4; // pixels; less is a click
-const UNITS: [number, string][] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
 /** What a curve shows of a trace. */
 export interface CurveLine {
+  trace: number;
   name: string;
   colour: number;
   x: Float64Array;

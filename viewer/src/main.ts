@@ -6,6 +6,7 @@ import { fill, h, icon } from "./dom.ts";
 import { Overview } from "./overview.ts";
 import { Player } from "./player.ts";
 import { formatRoute, HOME, LIST, parseRoute, type Route } from "./route.ts";
+import { RunsView } from "./runs.ts";
 import { keepToken, openSource, Refused } from "./source.ts";
 import { count } from "./words.ts";
 import { isAbort, type Page, type View } from "./view.ts";
@@ -84,17 +85,24 @@ class App implements Page {
     this.show();
   }
 
-  /** A route without a trace, or with one that is not there, shows the first. */
+  /** Whether the start of the page compares the traces. */
+  private get compares(): boolean {
+    return this.traces.length > 1 && !this.api.source.readOnly;
+  }
+
+  /** A route without a trace, or with one that is not there, compares all traces, or shows the only one. */
   private completed(route: Route): Route {
     const known = this.traces.some(({ trace }) => trace === route.trace);
-    return known ? route : { ...HOME, trace: this.traces[0]?.trace ?? null };
+    return known ? route : { ...HOME, trace: this.compares ? null : this.traces[0]?.trace ?? null };
   }
 
   private show(): void {
     const { route } = this;
     this.drawTraces();
     this.drawCrumbs();
-    if (route.trace === null) {
+    if (route.trace === null && this.compares) {
+      if (!(this.view instanceof RunsView)) this.open(new RunsView(this));
+    } else if (route.trace === null) {
       this.view?.close();
       this.view = null;
       fill(this.place, [h("p", { class: "empty" }, ["There are no traces here."])]);
@@ -139,6 +147,11 @@ class App implements Page {
         h("span", { class: "quiet" }, [[one.env_id, count(one.episodes)].filter((part) => part !== null).join(" · ")]),
       ], { click: () => this.go({ ...HOME, trace: one.trace }) }),
     ]));
+    if (this.compares) {
+      items.unshift(h("li", {}, [h("button", { type: "button", "aria-current": this.route.trace === null ? "page" : null }, [
+        h("span", { class: "name" }, ["Compare"]), h("span", { class: "quiet" }, ["all traces"]),
+      ], { click: () => this.go(HOME) })]));
+    }
     const list = this.side.querySelector("ul") ?? h("ul");
     fill(list, items);
     if (list.parentElement) return;

@@ -5,8 +5,10 @@ import { brushed, chosenName, readable, withName, withRange } from "./conditions
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
 import { Histogram, NamedBars } from "./histogram.ts";
-import { LearningCurve } from "./learning.ts";
+import { LearningCurve, type CurveLine } from "./learning.ts";
+import { COLOURS } from "./plots.ts";
 import type { Route } from "./route.ts";
+import { runLines } from "./runs.ts";
 import { Refused } from "./source.ts";
 import { count, plural } from "./words.ts";
 import { debounced, FLAG_NAMES, isAbort, Latest, type Page, type View } from "./view.ts";
@@ -182,21 +184,26 @@ export class Overview implements View {
     try {
       const learning = await this.page.api.learning(this.trace, { where, search }, axis, signal);
       if (signal.aborted) return;
+      const { traces, api } = this.page;
+      const beside = traces.length > 1 && traces.length <= COLOURS && !api.source.readOnly && axis !== "version";
+      const others = beside ? runLines(await api.runs(axis, signal)).filter(({ trace }) => trace !== this.trace) : [];
+      if (signal.aborted) return;
       this.learning = learning;
-      this.drawCurve(learning);
+      this.drawCurve(learning, others);
     } catch (error) {
       if (!isAbort(error) && !(error instanceof Refused && error.status === 404)) this.page.fail(error); // 404: a page without curves
     }
   }
 
-  private drawCurve({ axes, window, term, episodes, values }: Learning): void {
+  private drawCurve({ axes, window, term, episodes, values }: Learning, others: CurveLine[]): void {
     this.curve.element.hidden = episodes < 2 || axes.length === 0;
     if (this.curve.element.hidden) return;
     const shown = axes.includes(axis) ? axis : axes[0]!;
-    const line = { name: this.facts.name, colour: 0, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
-    const points = { colour: 0, x: values(shown), y: values("return"), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps") };
+    const colour = this.trace % COLOURS;
+    const line = { trace: this.trace, name: this.facts.name, colour, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
+    const points = { colour, x: values(shown), y: values("return"), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps") };
     const about = window > 1 ? `mean of ${count(window)} episodes, and 10 to 90 % of them` : "";
-    this.curve.show(shown, axes, [line], points, brushed(this.route.where, term), about);
+    this.curve.show(shown, axes, [...others, line], points, brushed(this.route.where, term), about);
   }
 
   private brushCurve(range: [number, number] | null): void {

@@ -25,6 +25,14 @@ export function short(value: number, digits = 4): string {
   return value < 0 ? `−${text}` : text;
 }
 
+/** Seconds as people say them, such as "1.5 min". */
+export function duration(seconds: number): string {
+  const [size, unit] = UNITS.find(([size]) => seconds >= size) ?? [1, "s"];
+  return `${short(seconds / size, 3)} ${unit}`;
+}
+
+export const UNITS: [number, string][] = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]; // seconds
+
 /** The value of a bin: one number, or a range. */
 export function range([low, high]: [number, number]): string {
   return low === high || (Number.isNaN(low) && Number.isNaN(high)) ? short(low) : `${short(low, 3)} … ${short(high, 3)}`;

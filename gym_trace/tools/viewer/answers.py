@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace
+from gym_trace.printable import printable
 from gym_trace.tools.replay.diff import compare_episodes
+from gym_trace.tools.statistics.comparison import compare
 from gym_trace.tools.viewer import container
 from gym_trace.tools.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
 from gym_trace.tools.viewer.trace import ViewedTrace
@@ -54,6 +56,7 @@ class Answers:
 
     def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None, is_shared: bool = False):
         self.renderings = renderings
+        self._known_runs: dict[str, tuple[int, dict[str, Any]]] = {}
         cache = ChunkCache(_CACHE_BYTES)
         names = [trace.directory.name for trace in traces]
         if not is_shared:
@@ -101,6 +104,7 @@ class Answers:
             "/api/episodes": self._episodes,
             "/api/histograms": lambda query: self.trace(query).histograms(query.text("where"), query.text("search")),
             "/api/learning": self._learning,
+            "/api/runs": self._runs,
             "/api/episode": self._episode_facts,
             "/api/plot": self._plot,
             "/api/frames": self._frames,
@@ -145,6 +149,20 @@ class Answers:
     def _learning(self, query: Query) -> bytes:
         selected = query.text("where"), query.text("search")
         return self.trace(query).learning(*selected, query.text("x") == "version")
+
+    def _runs(self, query: Query) -> dict[str, Any]:
+        """Compare the traces, over an axis. The answer is computed again only when a trace has changed."""
+        x, version = query.text("x") or "steps", self.version
+        known = self._known_runs.get(x)
+        if known is None or known[0] != version:
+            runs = compare({str(viewed.number): [viewed.trace] for viewed in self.traces}, x=x).to_json()
+            for viewed, group in zip(self.traces, runs["groups"]):
+                del group["directories"], group["curves"]
+                group |= {"trace": viewed.number, "name": printable(viewed.name)}
+                for name in ("episodes", "steps", "lengths", "seconds", "steps_per_second"):  # each group has one run
+                    group[name] = group[name][0]
+            known = self._known_runs[x] = version, runs
+        return known[1]
 
     def _plot(self, query: Query) -> bytes:
         pixels = query.number("pixels", 1200)

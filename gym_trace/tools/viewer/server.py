@@ -177,7 +177,8 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         body = await body_of(request)
         return await in_thread(partial(_flagged, answers, body))
 
-    names = ["traces", "episodes", "histograms", "learning", "episode", "plot", "frames", "steps", "compare", "filter"]
+    names = ["traces", "episodes", "histograms", "learning", "runs"]
+    names += ["episode", "plot", "frames", "steps", "compare", "filter"]
 
     async def render(request: Request) -> Response:
         if request.method != "POST":

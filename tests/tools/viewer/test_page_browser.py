@@ -259,6 +259,16 @@ def test_a_brush_over_the_curve_selects_and_a_click_opens_an_episode(page):
     page.until("location.hash.includes('episode=1')")
 
 
+def test_several_traces_open_on_their_comparison(page):
+    page.go()
+    rows = page.until("(rows => rows.length === 2 && rows)([...document.querySelectorAll('.runs-table tbody tr')])")
+    assert [row.text.split()[:2] for row in rows] == [["first", "4"], ["second", "2"]]
+    label = page.run("return document.querySelector('.learning .chart').getAttribute('aria-label')")
+    assert "first ends at 2" in label  # no point of the grid is in the curve of the other
+    page.run("document.querySelectorAll('.runs-table th button')[1].click()")
+    page.until("document.querySelector('h1').textContent === 'second' && location.hash.includes('trace=1')")
+
+
 def test_sorting_by_a_column_changes_the_order(page):
     page.go("#trace=0&sort=length")
     page.until("document.querySelector('.space .of-length')?.textContent === '5'")

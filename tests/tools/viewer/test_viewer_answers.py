@@ -14,6 +14,7 @@ from runs import chunks_of, record_nested, recorder_of
 from scripted_env import Result, ScriptedEnv, scripted
 from viewer_requests import arrays_of, asked, cartpoles, flagged, viewed
 
+import gym_trace
 from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.tools.viewer.answers import Answers, Refused
 from gym_trace.tools.viewer.bins import binned
@@ -140,6 +141,15 @@ def test_a_curve_of_many_episodes_keeps_its_extremes() -> None:
     kept = _few(np.arange(len(returns)), returns)
     assert {34_567, 34_568} <= set(kept.tolist())
     assert len(kept) <= 1500
+
+
+def test_traces_are_compared_as_by_compare(cartpole: Path, tmp_path: Path) -> None:
+    other = cartpoles(tmp_path, 3)
+    runs = asked(viewed(cartpole, other), "/api/runs?x=episodes")
+    first, second = gym_trace.compare([cartpole, other], x="episodes").groups
+    assert [run["trace"] for run in runs["groups"]] == [0, 1]
+    assert [run["steps"] for run in runs["groups"]] == [int(first.steps[0]), int(second.steps[0])]
+    assert tuple(runs["groups"][1]["iqm"].values()) == second.iqm
 
 
 # -- plots ------------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def test_parameters_reach_no_file(browser: TestClient, directory: Path) -> None:
     for value in ("../../secret.txt", "/etc/passwd", str(directory), "file:///etc/passwd", "%00"):
         for name in ("trace", "episode", "column", "where", "sort", "a", "b"):
             given = {"trace": "0", "episode": "0", "column": "observations", name: value}
-            for path in ("episodes", "episode", "plot", "frames", "steps", "compare", "histograms", "learning"):
+            for path in ("episodes", "episode", "plot", "frames", "steps", "compare", "histograms", "learning", "runs"):
                 answer = browser.get(f"/api/{path}", params=given)
                 assert answer.status_code in (200, 400, 404)
                 assert SECRET not in answer.text
