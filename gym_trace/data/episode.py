@@ -104,14 +104,18 @@ class Episode(KnowsOtherNames):
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: the repr, the rewards and the last observed image, if readable; and the viewer."""
+        return page(self._title, self._lines(), *self._still, player(self))
+
+    @property
+    def _still(self) -> list[str]:
+        """HTML of the rewards and of the last observed image, which needs no scripts; as far as they are readable."""
         parts = []
         with suppress(TraceError):
             parts.append(sparkline(numbers_of(self.rewards), "rewards"))
             last = self[max(0, len(self) - 1) :].observations
             row = -1 if self.has_final_observation else 0
             parts += [image(picture_of(array[row])) for array in pictures_in(last)]
-        parts.append(player(self))
-        return page(self._title, self._lines(), *parts)
+        return parts
 
     @property
     def _title(self) -> str:

@@ -60,6 +60,8 @@ const ICONS = {
   copy: ["M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z", false],
   left: ["M10 3.5 5.5 8l4.5 4.5", false],
   right: ["M6 3.5 10.5 8 6 12.5", false],
+  rows: ["M2.5 4h11M2.5 8h11M2.5 12h11", false],
+  grid: ["M2.5 2.5h4.5V7H2.5zM9 2.5h4.5V7H9zM2.5 9h4.5v4.5H2.5zM9 9h4.5v4.5H9z", false],
   compare: ["M2.5 3h4v10h-4zM9.5 3h4v10h-4z", false],
 } as const;
 

@@ -107,11 +107,17 @@ export class EpisodeList {
     return typeof episode === "number" ? episode : null;
   }
 
-  private value(column: string, row: number): number | string | null {
+  /** Return a value of a row that is loaded. */
+  value(column: string, row: number): number | string | null {
     if (row < 0 || row >= this.total) return null;
     if (this.order) return this.blocks.get(0)!.value(column, this.order[row]!);
     const block = this.blocks.get(Math.floor(row / LIST_BLOCK));
     return block ? block.value(column, row - block.offset) : null;
+  }
+
+  /** Load a row. */
+  async ready(row: number): Promise<void> {
+    if (!this.loaded(row)) await this.fetch(Math.floor(row / LIST_BLOCK));
   }
 
   private loaded(row: number): boolean {

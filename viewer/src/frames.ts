@@ -193,7 +193,7 @@ const areaOf = (bitmap: Decoded): number => bitmap.width * bitmap.height * 4;
 const sizeOf = (block: FrameBlock): number => [...block.pictures.values()].reduce((sum, bytes) => sum + bytes.byteLength, 0);
 
 /** Decode a picture. Where there is an ImageDecoder, in secure contexts, no Blob waits for the garbage collector. */
-async function decoded(bytes: Uint8Array<ArrayBuffer>, { type, size }: FrameBlock): Promise<Decoded> {
+export async function decoded(bytes: Uint8Array<ArrayBuffer>, { type, size }: FrameBlock): Promise<Decoded> {
   if (type === RAW) {
     const image = await createImageBitmap(new ImageData(new Uint8ClampedArray(bytes.buffer), size![1]));
     return { image, width: image.width, height: image.height, close: () => image.close() };

@@ -4,6 +4,7 @@ import type { Axis, Bins, Changes, Histograms, Learning, TraceFacts } from "./ap
 import { brushed, chosenName, readable, withName, withRange } from "./conditions.ts";
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
+import { Gallery } from "./gallery.ts";
 import { Histogram, NamedBars } from "./histogram.ts";
 import { LearningCurve, type CurveLine } from "./learning.ts";
 import { COLOURS } from "./plots.ts";
@@ -18,6 +19,7 @@ let axis: Axis = "steps"; // of learning curves, for all traces
 export class Overview implements View {
   readonly element = h("main", { class: "overview" });
   readonly list: EpisodeList;
+  private readonly gallery: Gallery;
   private readonly head = h("div", { class: "trace-head" });
   private readonly notes = h("div", { class: "banners" });
   private readonly search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search episodes", class: "search" });
@@ -45,6 +47,7 @@ export class Overview implements View {
 
   constructor(private readonly page: Page, readonly trace: number, private route: Route) {
     this.list = new EpisodeList(page, trace, (sort) => page.go({ sort }, true));
+    this.gallery = new Gallery(page, trace, this.list);
     this.list.onOpen((episode) => this.open(episode));
     this.search.addEventListener("input", this.typed);
     this.where.addEventListener("input", this.typed);
@@ -64,11 +67,13 @@ export class Overview implements View {
         this.search,
         !saved && h("label", { class: "where-field" }, [h("span", { class: "prompt", "aria-hidden": "true" }, ["where"]), this.where]),
         this.matched,
+        this.gallery.choice,
       ]),
       this.problem,
       this.curve.element,
       h("div", { class: "histograms" }, [this.returns.element, this.lengths.element, this.outcomes.element, this.flags.element]),
       this.list.element,
+      this.gallery.element,
       this.filter,
     );
     this.flags.element.hidden = this.curve.element.hidden = true;
@@ -106,6 +111,7 @@ export class Overview implements View {
   }
 
   close(): void {
+    this.gallery.close();
     this.latest.cancel();
     this.typed.cancel();
     this.again.cancel();
@@ -156,6 +162,7 @@ export class Overview implements View {
     try {
       const rows = await this.list.show({ where, search, sort }, signal);
       if (signal.aborted) return;
+      this.gallery.show(grown);
       const matched = search && this.page.api.source.saved ? this.list.length : rows.matched;
       this.problem.hidden = true;
       set(this.where, { "aria-invalid": null, "aria-describedby": null });

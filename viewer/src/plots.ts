@@ -176,7 +176,7 @@ export class PlotStack {
     const legend = h("div", { class: "legend" });
     const body = h("div", { class: "plot", role: "img" });
     const panel: Panel = {
-      element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name }, [column.name]), legend, tag]), body]),
+      element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name, "aria-level": 2 }, [column.name]), legend, tag]), body]),
       column, items, body, tag, legend,
       values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING, bands: column.values !== null, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),
@@ -208,6 +208,7 @@ export class PlotStack {
       });
       tag.before(button);
     }
+    panel.element.classList.toggle("bands", panel.bands);
     panel.element.setAttribute("data-column", column.name);
     return panel;
   }

@@ -2,12 +2,12 @@
 
 import { h, set } from "./dom.ts";
 
-const [NARROWEST, WIDEST] = [18, 75]; // percent of the width
+const [NARROWEST, USUAL, WIDEST] = [18, 32, 75]; // percent of the width
 const KEY = "gym-trace-split";
 
 /** Return a separator that sets --split of `around`. keep: remember it for the next episode. */
 export function splitter(around: () => HTMLElement, keep: boolean): HTMLElement {
-  const element = h("div", { class: "splitter", role: "separator", tabindex: 0, "aria-orientation": "vertical", "aria-label": "Width of the pictures", "aria-valuemin": NARROWEST, "aria-valuemax": WIDEST, title: "Drag to make the pictures larger or smaller" });
+  const element = h("div", { class: "splitter", role: "separator", tabindex: 0, "aria-orientation": "vertical", "aria-label": "Width of the pictures", "aria-valuemin": NARROWEST, "aria-valuemax": WIDEST, "aria-valuenow": USUAL, title: "Drag to make the pictures larger or smaller" });
   const move = (percent: number): void => {
     const value = Math.round(Math.max(NARROWEST, Math.min(WIDEST, percent)) * 10) / 10;
     around().style.setProperty("--split", `${value}%`);
@@ -30,7 +30,7 @@ export function splitter(around: () => HTMLElement, keep: boolean): HTMLElement 
   });
   element.addEventListener("dblclick", () => {
     around().style.removeProperty("--split");
-    set(element, { "aria-valuenow": null });
+    set(element, { "aria-valuenow": USUAL });
     if (keep) localStorage.removeItem(KEY);
   });
   element.addEventListener("keydown", (event) => {

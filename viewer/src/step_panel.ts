@@ -52,7 +52,7 @@ class StepStore {
 
 export class StepPanel {
   readonly element: HTMLElement;
-  private readonly title = h("h3");
+  private readonly title = h("h3", { "aria-level": 2 });
   private readonly list = h("div", { class: "values", role: "table", "aria-label": "Values of this step" });
   private stores: StepStore[] = [];
   private columns = new Map<string, ColumnFacts>();
@@ -60,7 +60,7 @@ export class StepPanel {
   private all = false;
 
   constructor(private readonly api: Api, private readonly failed: (error: unknown) => void) {
-    this.element = h("section", { class: "step", "aria-label": "Step" }, [this.title, this.list]);
+    this.element = h("section", { class: "step", "aria-label": "Step", tabindex: 0 }, [this.title, this.list]);
   }
 
   /** columns: their names of numbers and values. */

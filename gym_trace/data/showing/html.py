@@ -42,7 +42,8 @@ def sparkline(values: Array, label: str) -> str:
     xs = np.linspace(1, _WIDTH - 1, len(means))
     points = " ".join(f"{x:.1f},{_HEIGHT - 1 - y * (_HEIGHT - 2):.1f}" for x, y in zip(xs, heights))
     line = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
-    svg = f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_text(label)}">{line}</svg>'
+    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    svg = f'<svg {size} role="img" aria-label="{_text(label)}">{line}</svg>'
     return f"<div>{svg} <small>{_text(label)}</small></div>"
 
 

@@ -15,6 +15,7 @@ from gym_trace.storage.staging import replaced_file
 from gym_trace.tools.playing.keymap import Keymap, Question
 from gym_trace.tools.playing.window import CLOSED, Window
 
+_LEGEND = 200  # characters
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -41,6 +42,12 @@ def _toml(content: dict[str, Any], name: str = "") -> str:
     return "\n".join([*parts, *(_toml(table, f"{name}.{key}" if name else key) for key, table in tables.items())])
 
 
+def legend(rows: Sequence[tuple[str, str]]) -> str:
+    """Return keys and what they do in one line, as far as they fit."""
+    text = "   ".join(f"{key}: {meaning}" for key, meaning in rows)
+    return text if len(text) <= _LEGEND else f"{text[: _LEGEND - 1]}…"
+
+
 def ask(
     window: Window,
     environment: str,
@@ -48,20 +55,26 @@ def ask(
     reserved: frozenset[str],
     may_rest: bool,
     stop: Callable[[], bool],
+    picture: Callable[[Question], Any] = lambda question: None,
 ) -> list[str | None] | None:
     """Show the questions one by one; return the key of each, or None if the person quits.
 
+    picture: returns a picture of what the action of a question does, for this moment, or None.
     may_rest: one key may be None, by Enter: the action while no key is pressed.
     """
     answers: list[str | None] = []
     note = ""
     while len(answers) < len(questions):
         rows = [("no key" if key is None else key, question.text) for question, key in zip(questions, answers)]
-        rows += [("?", f"press the key for: {questions[len(answers)].text}")]
+        wanted = f"press the key for: {questions[len(answers)].text}"
         hints = ["Backspace: back, Escape: quit"]
         if may_rest and None not in answers:
             hints += ["Enter: do this while no key is pressed (otherwise, steps wait for a key)"]
-        window.show(None, [f"{environment}: key {len(answers) + 1} of {len(questions)}", *hints], note, rows)
+        title, shown = f"{environment}: key {len(answers) + 1} of {len(questions)}", picture(questions[len(answers)])
+        if shown is None:
+            window.show(None, [title, *hints], note, [*rows, ("?", wanted)])
+        else:
+            window.show(shown, [f"{title}, {wanted}", legend(rows), *hints], note)
         window.poll()
         events, window.events = window.events, []
         for key in events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.editing.episodes import filter_trace
 from gym_trace.tools.playing.asking import ask, keys_file, save_keys
 from gym_trace.tools.playing.continued import Continued
+from gym_trace.tools.playing.demonstration import Demonstration
 from gym_trace.tools.playing.keymap import (
     Keymap,
+    Question,
     check_supported,
     default_keymap,
     keymap_of_answers,
@@ -103,9 +105,11 @@ def play(
         if isinstance(env, Continued) and recording.get("record_infos") and not env.has_infos:
             raise InvalidOption("infos: the trace to continue has none; omit --infos")
         keymap = None if keys is None else keymap_of_file(keys, env.action_space, KEYS)
+        shown = stack.enter_context(closing(Demonstration(env, make_env)))
         window = stack.enter_context(Window(f"{name} - gym-trace play"))
+        window.show(None, [f"{name}: starting"])
         if keymap is None:
-            keymap = _keymap(env, window, name, RESERVED | set(marks), asks_again, stop)
+            keymap = _keymap(env, window, name, RESERVED | set(marks), asks_again, stop, shown.picture)
         if keymap is None:
             return PlayReport(seed)
         if taken := sorted(keymap.keys & (RESERVED | set(marks))):
@@ -170,7 +174,13 @@ def _check_marks(marks: Mapping[str, str]) -> None:
 
 
 def _keymap(
-    env: Any, window: Window, name: str, reserved: frozenset[str], asks_again: bool, stop: Callable[[], bool]
+    env: Any,
+    window: Window,
+    name: str,
+    reserved: frozenset[str],
+    asks_again: bool,
+    stop: Callable[[], bool],
+    picture: Callable[[Question], Any],
 ) -> Keymap | None:
     """Return the key map, if needed after asking; None if the person quits."""
     space, answers_file = env.action_space, keys_file(name, env.action_space)
@@ -181,7 +191,7 @@ def _keymap(
         if keymap is not None:
             return keymap
     questions = questions_of(space, action_names(env))
-    answers = ask(window, name, questions, reserved, hasattr(space, "n") and not space.shape, stop)
+    answers = ask(window, name, questions, reserved, hasattr(space, "n") and not space.shape, stop, picture)
     if answers is None:
         return None
     keymap = keymap_of_answers(space, questions, answers)

@@ -12,6 +12,7 @@ import numpy as np
 
 from gym_trace.data.returns import number_of
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.tools.playing.asking import legend
 from gym_trace.tools.playing.keymap import Keymap
 from gym_trace.tools.playing.window import CLOSED, Window
 from gym_trace.tools.video.frames import rendered_frame
@@ -88,6 +89,7 @@ class Session:
         self._notes = dict(notes)
         self._period, self._marks, self._most, self._stop = 1 / fps, marks, most, stop
         mark_rows = [(key, f"annotate the next step: {name}") for key, name in marks.items()]
+        self._legend = legend(help_rows)
         self._help = [*help_rows, *mark_rows, ("", ""), *COMMANDS.items()]
         self._fps = fps
         self._has_quit = self._paused = self._shows_help = self._episode_ended = self._confirms_discard = False
@@ -218,7 +220,7 @@ class Session:
             banner = "Paused. F2: resume"
         marks = " ".join(sorted(self._marked))
         facts = [f"episode {self._number + 1}", f"step {self._steps}", f"return {self._return:g}", self._speed(), marks]
-        lines = ["   ".join(filter(None, facts)), "F1: help   Escape: quit, everything is kept"]
+        lines = ["   ".join(filter(None, facts)), self._legend, "F1: help   Escape: quit, everything is kept"]
         self._window.show(self._picture, lines, banner, self._help if self._shows_help else ())
 
     def _speed(self) -> str:

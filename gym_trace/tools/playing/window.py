@@ -172,7 +172,10 @@ class Window:
 
     def show(self, picture: Any, lines: Sequence[str], banner: str = "", text: Sequence[tuple[str, str]] = ()) -> None:
         """Draw a picture (rows, columns, 3 or 1) or text, lines below it, and a banner or a table over it."""
-        below = _LINE * len(lines) + _MARGIN
+        wide = self._screen.get_width() - 2 * _MARGIN
+        colours = [_INK, *[_DIM] * len(lines)]
+        lined = [(part, colour) for line, colour in zip(lines, colours) for part in self._wrapped(line, wide)]
+        below = _LINE * len(lined) + _MARGIN
         if isinstance(picture, np.ndarray):
             self._fit(picture.shape[1], picture.shape[0], below)
         self._screen.fill(_BACK)
@@ -182,14 +185,25 @@ class Window:
         elif picture is not None:
             for number, line in enumerate(str(picture).splitlines()):
                 self._write(line, _MARGIN, _MARGIN + _LINE * number, _INK)
-        for number, line in enumerate(lines):
-            self._write(line, _MARGIN, height - below + _LINE * number + 4, _DIM if number else _INK)
+        for number, (line, colour) in enumerate(lined):
+            self._write(line, _MARGIN, height - below + _LINE * number + 4, colour)
         if text:
             self._table(text, width, height - below)
         if banner:
             self._shade(0, 0, width, 2 * _LINE)
             self._write(banner, _MARGIN, _MARGIN + 4, _BANNER)
         pygame.display.flip()
+
+    def _wrapped(self, line: str, width: int) -> list[str]:
+        """Break a line between words so that its parts are at most as wide as the window."""
+        parts = [""]
+        for word in line.split(" "):
+            longer = f"{parts[-1]} {word}" if parts[-1] else word
+            if parts[-1].strip() and self._font.size(printable(longer))[0] > width:
+                parts.append(word)
+            else:
+                parts[-1] = longer
+        return parts
 
     def _fit(self, width: int, height: int, below: int) -> None:
         """Resize the window when the size of pictures changes; the person may resize it afterwards."""

@@ -42,7 +42,8 @@ def _of_trace(trace: Trace) -> str | None:
     if not 0 < len(table) <= _MOST_LISTED:
         return None
     first = [number for number, steps in zip(trace.chosen.tolist(), table["steps"].tolist()) if steps <= _MOST_STEPS]
-    return embedded(Answers([trace], is_shared=True), first[:_MOST_EPISODES], _MOST_BYTES, whole=True)
+    still = _still(trace[len(trace) // 2])
+    return embedded(Answers([trace], is_shared=True), first[:_MOST_EPISODES], _MOST_BYTES, whole=True, still=still)
 
 
 def _of_episode(episode: Episode) -> str | None:
@@ -54,4 +55,10 @@ def _of_episode(episode: Episode) -> str | None:
     numbers = [int(i) for i in found.nonzero()[0] if writers[table["writer"][i]] == episode.writer]
     if len(numbers) != 1:
         return None
-    return embedded(Answers([trace[numbers]], is_shared=True), numbers, _MOST_BYTES, whole=False)
+    view, still = Answers([trace[numbers]], is_shared=True), _still(episode)
+    return embedded(view, numbers, _MOST_BYTES, whole=False, still=still)
+
+
+def _still(episode: Episode) -> str:
+    """Return what the frame shows where scripts do not run."""
+    return f'<div class="still"><p>{escape(episode._title)}</p>{"".join(reversed(episode._still))}</div>'

@@ -33,6 +33,7 @@ _TRACE_BYTES = 1 << 16  # limit of the descriptions of traces
 _MOST_WEBP_PIXELS = 16383  # per side
 _CHARSET = b'<meta charset="utf-8">'
 _SCRIPT = b'<script type="module" src="app.js"></script>'
+_NOSCRIPT, _APP = b"<noscript>This page needs JavaScript.</noscript>", b'<div id="app">'
 _STYLE = b'<link rel="stylesheet" href="app.css">'
 _POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src blob: data:; base-uri 'none'; "
@@ -95,16 +96,17 @@ def save_page(
     return SavedPage(count, total - count, os.path.getsize(target))
 
 
-def embedded(answers: Answers, episodes: Iterable[int], max_bytes: int, *, whole: bool) -> str | None:
+def embedded(answers: Answers, episodes: Iterable[int], max_bytes: int, *, whole: bool, still: str = "") -> str | None:
     """Return the page as HTML for a notebook, with episodes of the only trace; None if no episode fits.
 
     Args:
         episodes: their numbers; the first one that does not fit, and all later ones, are left out.
         max_bytes: size limit of the page.
         whole: list all episodes of the trace; otherwise only the episodes in the page.
+        still: HTML that is shown where scripts do not run.
     """
     (trace,) = answers.traces
-    shell = _Shell(page.static_files())
+    shell = _Shell(page.static_files(), still)
     with io.BytesIO() as file, io.BytesIO() as out:
         body = _Body(file, max_bytes - len(shell) - _TRACE_BYTES - _LIST_BYTES * len(trace.trace))
         saved = list(takewhile(lambda number: body.add_if_fits(answers_of(trace, number)), episodes))
@@ -243,7 +245,7 @@ class _Body:
 class _Shell:
     """The page around the answers: it contains its script and style, and a policy that allows only these."""
 
-    def __init__(self, files: Mapping[str, bytes]):
+    def __init__(self, files: Mapping[str, bytes], still: str = ""):
         html, script, style = files["index.html"], files["app.js"], files["app.css"]
         if html.count(_SCRIPT) != 1 or html.count(_STYLE) != 1 or b"</script" in script or b"</style" in style:
             raise TraceError("gym_trace/tools/viewer/static: not the page of this version; build it with 'make viewer'")
@@ -252,6 +254,8 @@ class _Shell:
         html = html.replace(_CHARSET, _CHARSET + b"\n" + meta, 1)
         html = html.replace(_STYLE, b"<style>" + style + b"</style>")
         html = html.replace(_SCRIPT, b'<script type="module">' + script + b"</script>")
+        if still:  # the script replaces it
+            html = html.replace(_NOSCRIPT, b"").replace(_APP, _APP + still.encode(), 1)
         before, _, after = html.rpartition(b"</body>")
         self._before = before + b'<script type="application/x-gym-trace-saved">'
         self._after = b"</script>\n</body>" + after

@@ -16,7 +16,7 @@ from gym_trace import open_trace, verify_trace  # noqa: E402
 from gym_trace.errors import InvalidOption, RenderingError  # noqa: E402
 from gym_trace.tools.playing.play import play  # noqa: E402
 from gym_trace.tools.playing.session import PlayReport  # noqa: E402
-from gym_trace.tools.playing.window import check_display  # noqa: E402
+from gym_trace.tools.playing.window import Window, check_display  # noqa: E402
 
 KEYS = "[keys]\nleft = 0\nright = 1\n"
 
@@ -377,3 +377,24 @@ def test_invalid_requests_raise_before_anything_is_recorded(tmp_path: Path, keys
     with pytest.raises(InvalidOption, match="key left: used by gym-trace"):
         _play(_cartpole(), tmp_path / "t", keys=keys, marks={"left": "good"})
     assert not (tmp_path / "t").exists()
+
+
+def test_a_copy_shows_what_an_action_does_before_its_key_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[Any, list[str]]] = []
+    draw = Window.show
+
+    def show(self: Window, picture: Any, lines: Any, *more: Any) -> None:
+        shown.append((picture, [*lines]))
+        draw(self, picture, lines, *more)
+
+    monkeypatch.setattr(Window, "show", show)
+    env = _cartpole()
+    _play(env, tmp_path / "t", "a", "d", *stepping(env, "d"))
+    asked = [picture for picture, lines in shown if "press the key for: action 0" in lines[0]]
+    assert asked
+    assert all(picture.shape == (400, 600, 3) for picture in asked)
+    assert "a: action 0   d: action 1" in shown[-1][1][1]
+    assert open_trace(tmp_path / "t")[0].actions.tolist() == [1]
+    assert all(picture is not None or lines == ["CartPole-v1: starting"] for picture, lines in shown)

@@ -651,6 +651,18 @@ def test_the_last_of_many_episodes_is_reached_by_scroll_bar_and_key(driver, tmp_
         page.until(f"document.querySelector('h1')?.textContent === 'Episode {many - 1}'")
 
 
+def test_the_grid_shows_last_pictures_in_the_order_of_the_list(page):
+    page.go("#trace=0&sort=length")
+    page.until("document.querySelectorAll('.space .row').length === 4")
+    page.run("document.querySelector('[aria-label=\"Last pictures\"]').click()")
+    page.until("document.querySelectorAll('.card canvas').length === 4")
+    pixels = PIXEL.replace(".picture canvas", ".card:nth-child(2) canvas")
+    assert page.run(pixels) == [40] * 3  # the last step of the second shortest
+    page.run("document.querySelector('[aria-label=List]').click()")
+    assert not page.run("return document.querySelector('.episodes').hidden")
+    page.run("localStorage.removeItem('gym-trace-episodes')")
+
+
 CODE = """
 import gymnasium, numpy
 class Asking(gymnasium.Env):

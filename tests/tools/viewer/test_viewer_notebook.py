@@ -67,6 +67,11 @@ def test_the_frame_is_sandboxed_and_text_stays_without_scripts(directory: Path) 
     assert "return" in shown[:frame]
     assert "<svg" in shown[:frame]
     assert shown.endswith("</iframe></div>")
+    inside = html.unescape(shown[frame:])
+    still = inside[inside.index('<div id="app">') :]
+    assert still.startswith('<div id="app"><div class="still"><p>Episode 0 of ')
+    assert "<svg" in still
+    assert "noscript" not in inside
 
 
 def test_a_cell_does_not_say_where_the_trace_lies(directory: Path) -> None:
