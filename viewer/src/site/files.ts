@@ -59,7 +59,7 @@ async function reach(url: string, options: RequestInit = {}): Promise<Response> 
 
 async function found(url: string): Promise<Response> {
   const response = await reach(url);
-  if (!response.ok) throw new Refusal(response.status, `${url}: the host answered ${response.status}.`);
+  if (!response.ok) throw new Refusal(response.status, `${url}: the host answered ${response.status}.`, "Is the address right, and may everybody read it?");
   if (Number(response.headers.get("Content-Length") ?? 0) > MOST_LISTING) throw new Refusal(413, `${url}: too large.`);
   return response;
 }

@@ -1,4 +1,4 @@
-/* sources 60172811873e58aae5a41af72585de6d */
+/* sources 0fbe498cc9eb293b8ae0161bdbb66dc2 */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
