@@ -166,6 +166,27 @@ export interface Job {
   note?: string;
 }
 
+/** A tool that runs over a trace, or has run. */
+export interface Proof {
+  state: "running" | "done" | "failed" | "canceled";
+  done: number;
+  of: number;
+  where: string;
+  good: boolean;
+  summary: string;
+  error: string;
+  consent?: string;
+}
+
+/** A finding of a tool; without an episode or a position, it is of all of the trace, or of the episode. */
+export interface Mark {
+  tool: string;
+  episode: number | null;
+  position: number | null;
+  severity: "error" | "warning" | "note";
+  text: string;
+}
+
 export interface EpisodeId {
   trace: number;
   episode: number;
@@ -291,6 +312,23 @@ export class Api {
 
   filterLines(trace: number): Promise<{ lines: { title: string; line: string }[] }> {
     return this.json(`/api/filter?trace=${trace}`);
+  }
+
+  proofs(trace: number): Promise<Record<string, Proof>> {
+    return this.json(`/api/proofs?trace=${trace}`);
+  }
+
+  /** Findings in the order of episodes and positions. */
+  marks(trace: number): Promise<Mark[]> {
+    return this.source.readOnly ? Promise.resolve([]) : this.json(`/api/marks?trace=${trace}`);
+  }
+
+  prove(trace: number, tool: string, where: string, trust: boolean): Promise<unknown> {
+    return this.source.post("/api/proofs", { trace, tool, where, trust });
+  }
+
+  cancelProof(): Promise<unknown> {
+    return this.source.post("/api/proofs", { cancel: true });
   }
 
   /** Flag an episode; Refused with EDITED if the trace was edited and it is another one now. */

@@ -12,6 +12,7 @@ export const KEYS: [string, string][] = [
   ["f", "large picture, and small again"],
   ["n p", "next, previous episode"],
   ["d", "go to the first difference"],
+  ["m M", "next, previous finding"],
   ["g b l", "flag: good, bad, look again; once more takes it away"],
   ["c", "compare with another episode"],
   ["/", "search episodes"],

@@ -10,7 +10,9 @@ const TALLEST = 8_000_000; // pixels; browsers stop at 17 to 33 million
 const KEPT_BLOCKS = 40;
 
 /** Widths in the grid; columns that are not named here share what is left. */
-const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "9.2em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", seed: "8em" };
+const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "9.2em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", verify: "8.5em", found: "6em", seed: "8em" };
+
+const UNSORTED = new Set(["verify", "found"]); // what the page has run is not in the trace
 
 export const outcomeKind = (outcome: string): string =>
   outcome === "terminated" ? "terminated" : outcome === "truncated" ? "truncated" : outcome === "running" || outcome === "live" || outcome === "open" ? "running" : "broken";
@@ -132,7 +134,7 @@ export class EpisodeList {
       const sort = on ? (descending ? "descending" : "ascending") : "none";
       const next = on ? (descending ? "" : `-${name}`) : name;
       return h("div", { class: `cell ${kind} of-${name}`, role: "columnheader", "aria-sort": sort }, [
-        h("button", { type: "button", title: `Sort by ${title}` }, [title, on && icon(descending ? "down" : "up")], { click: () => this.sorted(next) }),
+        UNSORTED.has(name) ? h("b", {}, [title]) : h("button", { type: "button", title: `Sort by ${title}` }, [title, on && icon(descending ? "down" : "up")], { click: () => this.sorted(next) }),
       ]);
     }));
   }
@@ -251,6 +253,8 @@ export class EpisodeList {
 function cell(name: string, value: number | string | null): Node | string {
   if (value === null || value === "") return name === "flag" ? "" : "–";
   if (name === "outcome") return h("span", { class: `outcome ${outcomeKind(String(value))}` }, [value]);
+  if (name === "verify") return h("span", { class: `outcome ${value === "identical" || value === "close" ? "running" : "broken"}` }, [value]);
+  if (name === "found") return value === 0 ? "" : h("span", { class: "tag bad" }, [value]);
   if (name === "flag") return flagMark(String(value));
   if (typeof value === "number") return name === "episode" || name === "seed" || name === "lane" ? String(value) : name === "length" ? count(value) : short(value, 5);
   return value;

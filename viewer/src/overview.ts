@@ -8,6 +8,7 @@ import { Gallery } from "./gallery.ts";
 import { Histogram, NamedBars } from "./histogram.ts";
 import { LearningCurve, type CurveLine } from "./learning.ts";
 import { COLOURS } from "./plots.ts";
+import { Proofs } from "./proofs.ts";
 import type { Route } from "./route.ts";
 import { runLines } from "./runs.ts";
 import { Refused } from "./source.ts";
@@ -40,6 +41,7 @@ export class Overview implements View {
   private readonly outcomes = new NamedBars("outcome", (name) => this.choose("outcome", name));
   private readonly flags = new NamedBars("flag", (name) => this.choose("flag", name));
   private readonly filter = h("div", { class: "filter-lines" });
+  private readonly proofs: Proofs | null;
   private readonly latest = new Latest();
   private all: Histograms | null = null;
   private readonly typed = debounced(250, () => this.page.go({ where: this.where.value.trim(), search: this.search.value.trim() }, true));
@@ -61,8 +63,9 @@ export class Overview implements View {
       });
     }
     const saved = page.api.source.saved;
+    this.proofs = page.api.source.readOnly ? null : new Proofs(page, trace);
     this.element.append(
-      this.head, this.notes,
+      this.head, this.notes, ...(this.proofs ? [this.proofs.element] : []),
       h("div", { class: "query" }, [
         this.search,
         !saved && h("label", { class: "where-field" }, [h("span", { class: "prompt", "aria-hidden": "true" }, ["where"]), this.where]),
@@ -92,6 +95,7 @@ export class Overview implements View {
   changed(changes: Changes): void {
     if (!changes.traces.some(({ trace }) => trace === this.trace)) return;
     this.drawHead();
+    this.proofs?.changed();
     this.again();
   }
 
@@ -112,6 +116,7 @@ export class Overview implements View {
 
   close(): void {
     this.gallery.close();
+    this.proofs?.close();
     this.latest.cancel();
     this.typed.cancel();
     this.again.cancel();

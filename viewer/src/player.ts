@@ -1,23 +1,25 @@
 // One episode, or two side by side: pictures, plots and values at one position.
 
-import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type FrameBlock } from "./api.ts";
+import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type Mark, type FrameBlock } from "./api.ts";
 import { askEpisode } from "./dialogs.ts";
 import { fill, h, icon, type Child } from "./dom.ts";
 import { outcomeKind } from "./episode_list.ts";
 import { FrameStore, Picture } from "./frames.ts";
 import { GridFrames, planesOf } from "./grid.ts";
 import { PlotStack } from "./plots.ts";
+import { markList, neighbourMark } from "./proofs.ts";
 import { Rendering } from "./rendering.ts";
 import { LIST, type Route } from "./route.ts";
 import { Refused } from "./source.ts";
 import { StepPanel } from "./step_panel.ts";
 import { splitter } from "./splitter.ts";
 import { SPEEDS, Transport } from "./transport.ts";
-import { count, short } from "./words.ts";
+import { count, plural, short } from "./words.ts";
 import { FLAG_NAMES, type Page, type View } from "./view.ts";
 
 const DEFAULT_FPS = 30;
 const LATE = 0.1; // seconds that playing makes up for; after a longer wait it goes on from where it is
+const MOST_LISTED = 50; // findings of an episode
 const FLAG_KEYS: Record<string, Exclude<Flag, null>> = { g: "good", b: "bad", l: "look" };
 
 interface Side {
@@ -41,6 +43,7 @@ export class Player implements View {
   private rendering: Rendering | null = null;
   private sides: Side[] = [];
   private difference: Difference | null = null;
+  private marks: Mark[] = []; // findings in the trace of the first side
   private position = 0;
   private playing = false;
   private speed = 1;
@@ -126,6 +129,8 @@ export class Player implements View {
       case "c": void this.askCompare(); return true;
       case "d": if (this.difference?.step != null) this.seek(this.difference.step); return true;
       case "f": this.enlarge(); return true;
+      case "m":
+      case "M": this.toMark(event.shiftKey ? -1 : 1); return true;
       case "Escape": this.element.classList.contains("large") ? this.enlarge() : this.page.go(LIST); return true;
     }
     const flag = FLAG_KEYS[event.key];
@@ -153,11 +158,12 @@ export class Player implements View {
     if (route.compare) ids.push(route.compare);
     this.element.classList.add("loading");
     try {
-      const facts = await Promise.all(ids.map((id) => this.page.api.episode(id)));
+      const [marks, ...facts] = await Promise.all([this.page.api.marks(ids[0]!.trace), ...ids.map((id) => this.page.api.episode(id))]);
       if (turn !== this.loading) return;
       for (const { frames } of this.sides) frames?.close();
       this.sides = ids.map((id, i) => ({ id, facts: facts[i]!, frames: null, picture: new Picture(`Episode ${id.episode}`) }));
       this.difference = null;
+      this.marks = marks;
       this.element.classList.add("shown");
       this.element.classList.toggle("two", ids.length === 2);
       this.position = Math.min(route.step, this.length);
@@ -195,13 +201,14 @@ export class Player implements View {
   private async grow(): Promise<void> {
     const turn = this.loading;
     try {
-      const facts = await Promise.all(this.sides.map(({ id }) => this.page.api.episode(id)));
+      const [marks, ...facts] = await Promise.all([this.page.api.marks(this.sides[0]!.id.trace), ...this.sides.map(({ id }) => this.page.api.episode(id))]);
       if (turn !== this.loading) return;
       if (facts.some(({ identity }, i) => identity !== this.sides[i]!.facts.identity)) {
         this.page.say("The trace was edited: this number is another episode now.", "error");
         void this.load(this.shownRoute);
         return;
       }
+      this.marks = marks;
       const longer = facts.some(({ length }, i) => length !== this.sides[i]!.facts.length);
       const pictured = facts.some(({ frames }, i) => frames.join() !== this.sides[i]!.facts.frames.join());
       const atEnd = this.position === this.length;
@@ -302,8 +309,34 @@ export class Player implements View {
     fill(this.banner, [
       ...this.sides.map(({ facts: { damage, episode } }) => damageBanner(damage, other ? `Episode ${episode}: ` : "")),
       other && this.differenceBanner(),
+      this.foundBanner(),
     ]);
-    this.transport.show(this.length, this.difference?.step ?? null);
+    this.transport.show(this.length, this.difference?.step ?? null, this.marksHere);
+  }
+
+  private get marksHere(): Mark[] {
+    return this.marks.filter(({ episode }) => episode === this.sides[0]?.id.episode);
+  }
+
+  private foundBanner(): Child {
+    const marks = this.marksHere;
+    if (!marks.length) return null;
+    const list = markList(marks.slice(0, MOST_LISTED), ({ position }) => this.seek(position ?? 0), false);
+    return h("details", { class: "banner found" }, [h("summary", {}, [plural(marks.length, "finding"), h("span", { class: "quiet" }, [" · m goes to the next one"])]), list]);
+  }
+
+  /** Go to the next or the previous finding, also of another episode. */
+  private toMark(by: 1 | -1): void {
+    const id = this.sides[0]?.id;
+    if (!id) return;
+    const mark = neighbourMark(this.marks, id.episode, this.position, by);
+    if (!mark) {
+      this.page.say(this.marks.length ? `There is no finding ${by > 0 ? "after" : "before"} this step.` : "There are no findings. Lint, check or verify the trace on its page.");
+      return;
+    }
+    if (mark.episode === id.episode) this.seek(mark.position ?? 0);
+    else this.page.go({ episode: mark.episode, step: mark.position ?? 0, compare: null, zoom: null });
+    this.page.say(mark.text);
   }
 
   private differenceBanner(): Child {

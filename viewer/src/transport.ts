@@ -1,5 +1,6 @@
 // The bar that plays an episode: buttons, scrubber, speed.
 
+import type { Mark } from "./api.ts";
 import { fill, h, icon, set } from "./dom.ts";
 import { count } from "./words.ts";
 
@@ -38,12 +39,19 @@ export class Transport {
     this.speeds.addEventListener("change", () => this.events.speed(Number(this.speeds.value)));
   }
 
-  show(length: number, difference: number | null): void {
+  /** marks: findings of this episode. */
+  show(length: number, difference: number | null, marks: Mark[] = []): void {
     this.length = length;
     set(this.slider, { max: length });
-    const mark = difference === null ? null : h("span", { class: "difference", title: `First difference: step ${difference}` });
-    if (mark) mark.style.left = `${length ? (difference! / length) * 100 : 0}%`;
-    fill(this.track, [mark]);
+    const tick = (row: number, kind: string, title: string): HTMLElement => {
+      const element = h("span", { class: kind, title });
+      element.style.left = `${length ? (row / length) * 100 : 0}%`;
+      return element;
+    };
+    fill(this.track, [
+      ...marks.map(({ position, severity, text }) => tick(position ?? 0, `tick ${severity}`, text)),
+      difference !== null && tick(difference, "difference", `First difference: step ${difference}`),
+    ]);
   }
 
   setPosition(row: number): void {

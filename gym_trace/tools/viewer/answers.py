@@ -19,6 +19,7 @@ from gym_trace.tools.viewer.trace import ViewedTrace
 from gym_trace.tools.viewer.values import to_json
 
 if TYPE_CHECKING:  # rendering needs gymnasium
+    from gym_trace.tools.viewer.proofs import Proofs
     from gym_trace.tools.viewer.rendering import Rendering, Renderings
 
 JSON = "application/json"
@@ -49,13 +50,20 @@ class Answers:
     Attributes:
         traces: the traces by number.
         renderings: renderings of episodes; None: episodes cannot be rendered.
+        proofs: runs lint, check and verify; None: they cannot be run.
 
     Args:
         is_shared: omit the directories of the traces, because others get the answers.
     """
 
-    def __init__(self, traces: Sequence[Trace], renderings: Renderings | None = None, is_shared: bool = False):
-        self.renderings = renderings
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        renderings: Renderings | None = None,
+        is_shared: bool = False,
+        proofs: Proofs | None = None,
+    ):
+        self.renderings, self.proofs = renderings, proofs
         self._known_runs: dict[str, tuple[int, dict[str, Any]]] = {}
         cache = ChunkCache(_CACHE_BYTES)
         names = [trace.directory.name for trace in traces]
@@ -110,6 +118,8 @@ class Answers:
             "/api/frames": self._frames,
             "/api/steps": self._steps,
             "/api/compare": self._compare,
+            "/api/proofs": lambda query: {tool: one.plain() for tool, one in list(self.trace(query).proofs.items())},
+            "/api/marks": lambda query: self.trace(query).marks(),
             "/api/filter": lambda query: {"lines": self.trace(query).filter_lines(query.text("where"))},
         }
 

@@ -50,6 +50,7 @@ def serve(
         TraceNotFound, InvalidOption
     """
     from gym_trace.tools.replay.making import Making  # needs gymnasium
+    from gym_trace.tools.viewer.proofs import Proofs  # as above
     from gym_trace.tools.viewer.rendering import Recipe, Renderings  # as above
     from gym_trace.tools.viewer.server import Viewer, pages_of  # needs an optional package; raises if it is missing
 
@@ -58,9 +59,10 @@ def serve(
     pages = pages_of(page.static_files())
     making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore, start=start)
     _ = making.comparison  # raises now, not in the process that renders
-    renderings = Renderings(Recipe(making, tuple(imports)))
+    recipe = Recipe(making, tuple(imports))
+    renderings, proofs = Renderings(recipe), Proofs(recipe)
     try:
-        answers = Answers(list(map(as_trace, traces)), renderings)
+        answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs)
         viewer = Viewer(answers, pages, host, port)
         threading.Thread(target=answers.look_for_damage, daemon=True).start()
         if not is_loopback(host):
@@ -72,4 +74,5 @@ def serve(
             on_start(viewer.url)
         viewer.run()
     finally:
+        proofs.close()
         renderings.close()

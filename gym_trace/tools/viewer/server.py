@@ -178,7 +178,7 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         return await in_thread(partial(_flagged, answers, body))
 
     names = ["traces", "episodes", "histograms", "learning", "runs"]
-    names += ["episode", "plot", "frames", "steps", "compare", "filter"]
+    names += ["episode", "plot", "frames", "steps", "compare", "filter", "marks"]
 
     async def render(request: Request) -> Response:
         if request.method != "POST":
@@ -187,8 +187,15 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         # Not limited: it waits for the environment, and must not delay other answers.
         return await in_thread(partial(_render, answers, body), limited=False)
 
+    async def proofs(request: Request) -> Response:
+        if request.method != "POST":
+            return await get(request)
+        body = await body_of(request)
+        return await in_thread(partial(_prove, answers, body))
+
     routes = [Route(f"/api/{name}", get) for name in names]
     routes.append(Route("/api/render", render, methods=["GET", "POST"]))
+    routes.append(Route("/api/proofs", proofs, methods=["GET", "POST"]))
     routes += [Route("/api/changes", changes), Route("/api/flags", flags, methods=["POST"])]
     return Starlette(routes=[*routes, Route("/{path:path}", page)])
 
@@ -249,6 +256,24 @@ def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
         return as_json(answers.renderings.numbered(Query(query).number("job")).plain())
     except LookupError as error:
         raise Refused(404, str(error)) from error
+
+
+def _prove(answers: Answers, body: bytes) -> Answer:
+    """Run a tool over a trace, or cancel what runs. Raises Refused."""
+    if answers.proofs is None:
+        raise Refused(409, "nothing can be run here")
+    match _json_of(body):
+        case {"trace": int(number), "tool": str(tool), "where": str(where), "trust": bool(trust)}:
+            viewed = answers.numbered(number)
+            try:
+                answers.proofs.start(viewed, tool, where, trust)
+            except TraceError as error:
+                raise Refused(400 if isinstance(error, InvalidOption) else 409, str(error)) from error
+        case {"cancel": True}:
+            answers.proofs.cancel()
+        case _:
+            raise Refused(400, 'pass {"trace": 0, "tool": "lint", "where": "", "trust": false} or {"cancel": true}')
+    return as_json({})
 
 
 def _flagged(answers: Answers, body: bytes) -> Answer:

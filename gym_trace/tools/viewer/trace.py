@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import shlex
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Set
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,12 +23,14 @@ from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace, storage_of, writable_storage_of
 from gym_trace.printable import printable
-from gym_trace.tools.integrity.scan import CheckReport, examinations
+from gym_trace.storage.protocol import ReadStorage
+from gym_trace.tools.integrity.scan import CheckReport, LostSteps, Progress, examinations
 from gym_trace.tools.statistics.summary import histogram
 from gym_trace.tools.viewer.bins import CurveStore
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
 from gym_trace.tools.viewer.learning import History
+from gym_trace.tools.viewer.marks import Key, Proof
 from gym_trace.tools.viewer.values import to_json
 
 MOST_ROWS = 2000  # rows of the table of episodes in one answer
@@ -37,6 +40,7 @@ _MOST_CHARACTERS = 2000  # limit of a fact
 _MOST_CHECKED = 4 << 30  # bytes; damage is not searched for in larger traces
 _MOST_WORDS = 256  # distinct values of a text column in an answer
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
+_VERDICTS = ["", "identical", "close", "differs", "unverifiable", "damaged"]
 
 
 class Edited(Exception):
@@ -50,6 +54,7 @@ class ViewedTrace:
         number: number of the trace on the page.
         trace: current state of the trace; replaced by refresh().
         version: number that grows with each change.
+        proofs: the latest run of each tool on the page, by its name.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class ViewedTrace:
         self._known_history: History | None = None
         self._damages: list[Damage] = []
         self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
+        self.proofs: dict[str, Proof] = {}
         self._lock, self._refreshing = Lock(), Lock()
 
     @property
@@ -88,7 +94,7 @@ class ViewedTrace:
                 self.trace = copy.copy(self._live)
                 if not was_live:  # edited or repaired
                     self._curves = CurveStore(self._curve_bytes)
-                    self._damages, self._damaged = [], {}
+                    self._damages, self._damaged, self.proofs = [], {}, {}
                 self._changed()
             self._cache.drop_gone()
             return True
@@ -104,15 +110,9 @@ class ViewedTrace:
             return
         report = CheckReport()
         damaged: dict[str, dict[int, list[str]]] = {}
-        for examination in examinations(storage, report, None):
-            for _ in examination.chunks():
-                pass
-            examination.finish()
-            for loss in examination.losses:
-                for lost in loss.steps:
-                    last = lost.first_step + lost.steps - 1
-                    note = f"steps {lost.first_step:,} to {last:,}: {loss.damage.problem}"
-                    damaged.setdefault(lost.writer, {}).setdefault(lost.episode_id, []).append(note)
+        for lost, problem in lost_steps(storage, report):
+            note = f"steps {lost.first_step:,} to {lost.first_step + lost.steps - 1:,}: {problem}"
+            damaged.setdefault(lost.writer, {}).setdefault(lost.episode_id, []).append(note)
         if report.damages:
             with self._lock:
                 self._damages, self._damaged = report.damages, damaged
@@ -130,6 +130,11 @@ class ViewedTrace:
         """List only these episodes from now on, by their numbers in the whole trace."""
         with self._lock:
             self.trace = self.trace[np.isin(self.trace.chosen, numbers)]
+            self._changed()
+
+    def has_changed(self) -> None:
+        """Have the page ask again."""
+        with self._lock:
             self._changed()
 
     def _changed(self) -> None:
@@ -233,6 +238,36 @@ class ViewedTrace:
             notes.append("the final observation is not known")
         return notes + (self._damaged.get(one.writer, {}).get(one.episode_id) or viewed.damage())
 
+    # -- proofs -------------------------------------------------------------------------------------------------------
+
+    def marks(self) -> list[dict[str, Any]]:
+        """Return the findings of all tools, by episode and position; those of the whole trace come first."""
+        marks = [(tool, mark) for tool, proof in list(self.proofs.items()) for mark in proof.marks]
+        numbers = self._numbers_of({mark.key for _, mark in marks if mark.key is not None})
+        shown = [
+            {
+                "tool": tool,
+                "episode": None if mark.key is None else numbers[mark.key],
+                "position": mark.position,
+                "severity": mark.severity,
+                "text": printable(mark.text),
+            }
+            for tool, mark in marks
+            if mark.key is None or mark.key in numbers
+        ]
+        return sorted(shown, key=lambda mark: [-1 if mark[of] is None else mark[of] for of in ("episode", "position")])
+
+    def _numbers_of(self, keys: Set[Key]) -> dict[Key, int]:
+        """Return the numbers of episodes."""
+        trace = self.trace
+        rows = np.flatnonzero(np.isin(trace.episodes["episode_id"], [number for _, number in keys]))
+        return {key: int(trace.chosen[row]) for row, key in zip(rows.tolist(), self._keys(trace, rows)) if key in keys}
+
+    @staticmethod
+    def _keys(trace: Trace, rows: Array) -> list[Key]:
+        names, table = [reader.writer for reader in trace.readers], trace.episodes[rows]
+        return [(names[writer], number) for writer, number in zip(table["writer"], table["episode_id"].tolist())]
+
     # -- the table of episodes ----------------------------------------------------------------------------------------
 
     def _flags(self, trace: Trace) -> Array:
@@ -268,6 +303,14 @@ class ViewedTrace:
         if (trace.episodes["seed"] != _NO_SEED).any():
             listed.append(("seed", "number", "seed"))
             numbers["seed"] = np.where(table["seed"] < 0, np.nan, table["seed"].astype(np.float64))
+        if proofs := [proof for proof in list(self.proofs.values()) if proof.state == "done"]:
+            keys = self._keys(trace, rows)
+            verdicts = {key: word for proof in proofs for key, word in proof.verdicts.items()}
+            found = Counter(mark.key for proof in proofs if proof.tool != "steps" for mark in proof.marks)
+            listed += [("verify", "text", "verify")] if verdicts else []
+            listed.append(("found", "number", "findings"))
+            words["verify"] = _VERDICTS, np.array([_VERDICTS.index(verdicts.get(key, "")) for key in keys], np.uint8)
+            numbers["found"] = np.array([found[key] for key in keys], np.int32)
         for name, values in self._texts(trace).items():
             if len(set(values)) > 1 and len(values) <= _MOST_WORDS:
                 listed.append((name, "text", name))
@@ -399,6 +442,18 @@ class ViewedTrace:
             {"title": title, "line": shlex.join([*edit, condition, "-o", f"{directory}-{name}"])}
             for title, condition, name in lines
         ]
+
+
+def lost_steps(
+    storage: ReadStorage, report: CheckReport, on_progress: Progress | None = None
+) -> Iterator[tuple[LostSteps, str]]:
+    """Read every byte of a trace into a report, and yield the steps that damage has cost, each with the problem."""
+    for examination in examinations(storage, report, on_progress):
+        for _ in examination.chunks():
+            pass
+        examination.finish()
+        for loss in examination.losses:
+            yield from ((lost, loss.damage.problem) for lost in loss.steps)
 
 
 def _order(sort: str) -> str | None:

@@ -344,6 +344,27 @@ def test_comparison_marks_the_first_difference(page):
     page.until("document.querySelectorAll('.line.differs').length > 0")
 
 
+def test_findings_are_ticks_that_a_key_walks_through(page):
+    page.go("#trace=0")
+    page.until("!document.querySelector('[data-tool=lint]').disabled")
+    page.run("document.querySelector('[data-tool=lint]').click()")
+    page.until("document.querySelector('[data-tool=lint] .result')")
+    page.fill(".proofs .steps-where", "next_observation.place[2] == 1 or step == 3 and reward >= 0")
+    page.run("document.querySelector('.proofs form').requestSubmit()")
+    assert "6 steps in 4 episodes" in page.until(
+        "document.querySelector('.proofs output').textContent.includes('where')"
+        "&& document.querySelector('.proofs output').textContent"
+    )
+    page.go("#trace=0&episode=1&step=30")
+    page.until("document.querySelectorAll('.tick.note').length === 2")
+    page.press("m")
+    page.until("document.querySelector('.scrubber').value === '59'")
+    page.press("m")  # the first one of the next episode
+    page.until("location.hash.includes('episode=2') && document.querySelector('.scrubber').value === '3'")
+    page.run("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'M', shiftKey: true, bubbles: true}))")
+    page.until("location.hash.includes('episode=1') && document.querySelector('.scrubber').value === '59'")
+
+
 def test_recorded_text_is_shown_and_never_run(page):
     page.go("#trace=0&episode=0&step=5")
     page.until("document.querySelector('.step .values')?.textContent.includes('onerror')")
