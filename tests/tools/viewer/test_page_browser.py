@@ -404,7 +404,7 @@ def test_the_token_leaves_the_address_and_reaches_no_other_port(page, driver):
     """A page of another site can lead the browser to a port where another user of this machine listens."""
     token, received = page.address.partition("token=")[2], []
     page.go()
-    page.until("document.querySelector('.matched')?.textContent === '4 episodes'")
+    page.until("document.querySelector('h1')?.textContent === 'Compare'")
     assert token not in driver.current_url
 
     class Listening(BaseHTTPRequestHandler):
@@ -427,7 +427,7 @@ def test_the_token_leaves_the_address_and_reaches_no_other_port(page, driver):
             time.sleep(0.02)
     assert not any(token in line for line in received)
     driver.get(page.address.partition("?")[0])  # another tab has no token in its address
-    page.until("document.querySelector('.matched')?.textContent === '4 episodes'")
+    page.until("document.querySelector('h1')?.textContent === 'Compare'")
 
 
 def test_a_live_trace_grows_on_the_page(driver, tmp_path):
