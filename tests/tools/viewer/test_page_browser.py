@@ -209,7 +209,8 @@ def test_a_wrong_condition_shows_the_error_of_the_server(page):
 
 def test_the_first_click_on_an_episode_opens_it(page):
     page.go("#trace=0")
-    page.until("document.querySelectorAll('.bars .some').length > 0")  # the list has moved down
+    page.until("document.querySelectorAll('.bars .some').length > 0")
+    page.until("document.querySelector('.learning .chart[role=slider]')")  # the list has moved down
     box = "document.querySelector('#row-1 .of-episode').getBoundingClientRect()"
     press = ActionChains(page.driver)  # at a point: the list may replace its elements at any moment
     press.w3c_actions.pointer_action.move_to_location(*page.run(f"const b = {box}; return [b.x + 9, b.y + 9]"))
