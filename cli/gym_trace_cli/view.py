@@ -50,7 +50,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 @section(
     "Output",
     option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
-    option("--site DIR", "Write a static site that reads the traces by byte ranges.", PATH),
+    option("--site DIR", "Write a static site, read by byte ranges.", PATH),
     option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", byte_count),
 )
 @selection_options

@@ -197,7 +197,7 @@ def test_windows_and_the_viewer_show_the_recorded_states(tmp_path: Path, monkeyp
     class Connection:
         send = sent.append
 
-    rendering._rendered(Connection(), trace, 1, rendering.Recipe(Making(**making)))  # type: ignore[arg-type]
+    rendering._rendered(Connection(), trace, 1, rendering.Recipe(Making(**making)), 0)  # type: ignore[arg-type]
     assert sent[-1][0] == "done"
     assert sent[-1][1].endswith("; shown: the recorded states")
 
