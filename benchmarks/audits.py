@@ -98,21 +98,19 @@ def name_of(line: str) -> str:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """Return the table in Markdown; below it the versions, and what does not hold."""
-    versions: dict[str, str] = {}
+    versions: dict[str, dict[str, None]] = {}  # sets that keep their order
     failed: dict[str, dict[str, str]] = {}  # text by claim and name
     lines = [f"| | {' | '.join(f'`{claim}`' for claim in CLAIMS)} | audited |", "|---" * (2 + len(CLAIMS)) + "|"]
     for name, report in results.items():
-        versions |= report["versions"]
+        for package, version in report["versions"].items():
+            versions.setdefault(package, {})[version] = None
         claims = {claim["name"]: claim for claim in report["claims"]}
         lines.append(f"| {name} | {' | '.join(MARKS[claims[one]['verdict']] for one in CLAIMS)} | {report['date']} |")
         for claim in claims.values():
             if claim["verdict"] == "no":
                 failed.setdefault(claim["name"], {})[name] = claim["text"]
-    lines += [
-        "",
-        f"With {', '.join(f'{name} {version}' for name, version in versions.items())}. What does not hold:",
-        "",
-    ]
+    used = ", ".join(f"{package} {' and '.join(found)}" for package, found in versions.items())
+    lines += ["", f"With {used}. What does not hold:", ""]
     for claim, texts in failed.items():
         if len(texts) > MOST_TEXTS:
             lines.append(f"- `{claim}`: {', '.join(texts)}")
@@ -134,7 +132,8 @@ def main(wanted: list[str]) -> None:
             if claim["verdict"] != "yes":
                 print(f"    {claim['name']:18} {claim['verdict']}: {claim['text']}", flush=True)
         if report is not None:
-            results[name_of(line)] = report
+            claims = [{key: claim[key] for key in ("name", "verdict", "text")} for claim in report["claims"]]
+            results[name_of(line)] = {"date": report["date"], "versions": report["versions"], "claims": claims}
             order = {name: results[name] for name in map(name_of, lines) if name in results}
             RESULTS.write_text(json.dumps(order, indent=1) + "\n", encoding="utf-8")
             before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
