@@ -43,7 +43,9 @@ def read_trace(
     """Return the steps or episodes of traces as a ray.data.Dataset. All nodes need to see their directories.
 
     Blocks of steps are read in parallel. Ray hands down the columns that a later select_columns() names and the
-    expression of a later filter(), so that only these columns are decoded. Images are tensors with their shape.
+    expression of a later filter(), so that only these columns are decoded. Vectors and images are tensors:
+    map_batches() gets arrays of shape (rows, *shape). Rows are in the order of the trace only with
+    ``ray.data.DataContext.get_current().execution_options.preserve_order = True``.
 
     Args:
         traces: a trace, a view, a directory, or a sequence of these. A sequence adds a column "trace". Only some of
@@ -76,7 +78,7 @@ class _Source(Datasource):
         """dataset: gives the schema. steps, episodes: their number, perhaps estimated."""
         super().__init__()
         self._projection_map: dict[str, str] | None = None
-        self._table, self._schema, self._where = table, dataset.schema, None
+        self._table, self._schema, self._where = table, _as_tensors(dataset.schema), None
         self._rows = steps if table == STEPS else episodes
 
     def limited(self, columns: Sequence[str] | None, where: Any) -> _Source:
@@ -205,7 +207,7 @@ def _as_schema(table: TraceDataset, schema: pa.Schema, expression: Any) -> Itera
         return
     present = [name for name in schema.names if name in table.schema.names]
     for name in present:
-        kind, expected = table.schema.field(name).type, schema.field(name).type
+        kind, expected = _tensor_type(table.schema.field(name).type), schema.field(name).type
         if kind != expected:
             raise InvalidOption(
                 f"{table.name}: {name} is {kind}, and {expected} in the first trace; read them separately"
@@ -213,5 +215,22 @@ def _as_schema(table: TraceDataset, schema: pa.Schema, expression: Any) -> Itera
     for batch in table.scanner(present, expression).to_batches():
         missing = (field for field in schema if field.name not in present)
         columns = {field.name: pa.nulls(len(batch), field.type) for field in missing}
-        columns |= {name: batch.column(name) for name in present}
+        columns |= {name: _as_tensor(batch.column(name)) for name in present}
         yield pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _as_tensors(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with tensors in place of vectors: Ray makes one array of a batch of them, not one of each row."""
+    return pa.schema([field.with_type(_tensor_type(field.type)) for field in schema])
+
+
+def _tensor_type(kind: pa.DataType) -> pa.DataType:
+    return pa.fixed_shape_tensor(kind.value_type, [kind.list_size]) if pa.types.is_fixed_size_list(kind) else kind
+
+
+def _as_tensor(column: pa.Array) -> pa.Array:
+    kind = _tensor_type(column.type)
+    if kind == column.type:
+        return column
+    storage = pa.FixedSizeListArray.from_arrays(column.flatten(), type=kind.storage_type)
+    return pa.ExtensionArray.from_storage(kind, storage)

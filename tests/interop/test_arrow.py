@@ -62,6 +62,13 @@ def test_ray_reads_the_steps_of_a_scan(running: Any, trace: Any) -> None:
     assert found.select(expected.schema.names).to_pylist() == expected.to_pylist()
 
 
+def test_ray_makes_one_array_of_the_vectors_of_a_batch(running: Any, trace: Any) -> None:
+    shapes = gym_trace.exchange.ray.read_trace(trace).map_batches(
+        lambda batch: {"dimensions": [batch["observation"].ndim], "dtype": [str(batch["observation"].dtype)]}
+    )
+    assert {tuple(row.values()) for row in shapes.take_all()} == {(2, "float32")}
+
+
 def test_ray_hands_columns_and_conditions_down(running: Any, trace: Any) -> None:
     from ray.data.expressions import col
 

@@ -390,7 +390,8 @@ class _Writer:
             of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
             in_seen = o[:-1][which] - ~has_initial
             of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
-            ends = (high == at + count) & (high > low)  # the last step of the fragment is in the slice
+            # True: the last step of the fragment, which has its flags, is in the slice.
+            ends = (high == at + count) & (high > low) & ~self._cut[begin:end][which]
             for flag, bit in _FLAGS.items():
                 if flag in columns:
                     columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True

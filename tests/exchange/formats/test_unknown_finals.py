@@ -35,6 +35,7 @@ BOX = spaces.Box(-1e3, 1e3, (2,), np.float32)
 PLACEHOLDER = {"x": np.nan, "n": 0, "t": ""}
 ENDS = ("terminated", "truncated", "cut", "terminated")
 KNOWN = (False, False, False, True)
+NAMES = ("episode", "first_step", "terminations", "truncations")
 
 
 def rows(episode: int, is_box: bool) -> Any:
@@ -159,7 +160,7 @@ def test_cat_shows_no_placeholders(tmp_path: Path) -> None:
 def test_transitions_leave_out_steps_to_unknown_observations(tmp_path: Path, cache: str | None, n_steps: int) -> None:
     trace = four(tmp_path)
     found = list(trace.transitions(5, n_steps=n_steps, replacement=False, cache=cache))
-    batch = {name: np.concatenate([one[name] for one in found]) for name in ("episode", "first_step", "terminations")}
+    batch = {name: np.concatenate([one[name] for one in found]) for name in NAMES}
     mask = np.concatenate([one["next_observation_mask"] for one in found])
     before, after = (np.concatenate([one[f"{name}observations"]["n"] for one in found]) for name in ("", "next_"))
     counts = np.bincount(batch["episode"], minlength=4).tolist()
@@ -169,6 +170,7 @@ def test_transitions_leave_out_steps_to_unknown_observations(tmp_path: Path, cac
     assert (after[mask] == expected[mask]).all()
     assert (after[~mask] == 100 + STEPS - 1).all()
     assert batch["terminations"][~mask].all()
+    assert not batch["truncations"].any()  # the truncated step is left out, and no other was truncated
     assert (~mask).sum() == n_steps
     assert (before >= 100).all()
     texts = np.concatenate([one["next_observations"]["t"] for one in found])
