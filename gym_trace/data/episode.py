@@ -363,7 +363,8 @@ class Episode(KnowsOtherNames):
         """(N,) arrays of objects by name: states before the steps; None in a row without one.
 
         "generator": state that the environment's random generator was set to (see TraceRecordingWrapper.reseed()), in
-        the form of NumPy's bit generators. "environment": state of the environment, recorded with states=.
+        the form of NumPy's bit generators. "environment": state of the environment, recorded with states=; "final":
+        likewise, but after the step, if that ended the episode.
         """
         return dict(self._column("states"))
 

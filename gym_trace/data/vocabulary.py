@@ -44,6 +44,7 @@ OPTIONAL_ROOTS = ("annotations", "states")  # roots of columns that steps, and s
 STATES = "states/"  # prefix of states among the annotations of a ring
 GENERATOR = "generator"  # name of a state: that of the environment's random generator, set before the step
 ENVIRONMENT = "environment"  # name of a state: that of the whole environment before the step
+FINAL = "final"  # name of a state: that of the whole environment after the step, which ended the episode
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
 SCANNED = (*COLUMNS, "states")  # columns that scans read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -309,7 +310,7 @@ class _DecodedSlab:
             columns["rewards",] = self._rewards(reward_column, rows, reward_offset, steps)
             if reward_column + 1 in self._values:
                 columns["infos",] = self._packed_values(reward_column + 1, steps, pack({}))
-            self._add_annotations(columns, self._by_row(reward_column + 2), steps)
+            self._add_annotations(columns, self._values.get(reward_column + 2), steps)
         return columns
 
     def pending(self, row: Array) -> Pending:
@@ -408,8 +409,11 @@ class _DecodedSlab:
         logged = self._values.get(number)
         return {} if logged is None else logged.by_row
 
-    def _add_annotations(self, columns: dict[Path, AnyRows], logged: dict[int, _Value], steps: Array) -> None:
-        unpacked = {row: as_map(unpack(entry[2])) for row, entry in logged.items() if row < self._end}
+    def _add_annotations(self, columns: dict[Path, AnyRows], logged: _LoggedValues | None, steps: Array) -> None:
+        unpacked: dict[int, dict[Any, Any]] = defaultdict(dict)  # by row; some are known only after the step
+        for row, payload in () if logged is None else zip(logged.rows.tolist(), logged.payloads):
+            if row < self._end:
+                unpacked[row].update(as_map(unpack(payload)))
         names = dict.fromkeys(name for values in unpacked.values() for name in values)
         for name in names:
             rows = [unpacked[row].get(name, ABSENT) if row in unpacked else ABSENT for row in steps.tolist()]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs, seeding
 
-from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR, STATES, Outcome
+from gym_trace.data.vocabulary import ENVIRONMENT, FINAL, GENERATOR, STATES, Outcome
 from gym_trace.envs import autoreset
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.envs.states import States, offered_states, packed_state
@@ -40,8 +40,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     Args:
         env: any single Gymnasium environment.
         directory … keep_if: see RecordingOptions.
-        states: record the state of the environment every N steps, from the first one on, so that env_at() can start
-            there: for Gymnasium's MuJoCo environments, ALE, and others that offer it (see gym_trace.recording.States).
+        states: record the state of the environment every N steps, from the first one on, and after the step that ends
+            an episode (not one that is cut), so that env_at() can start there: for Gymnasium's MuJoCo environments,
+            ALE, and others that offer it (see gym_trace.recording.States).
         video: the episodes to film, as MP4 in the directory: None or False for none, "cubic"
             (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
             render_mode="rgb_array". Any recorded episode can also be filmed later, with gym-trace render.
@@ -105,7 +106,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         of the episode.
         """
         if self._states is not None:
-            self._keep_state(self._states)
+            self._keep_state()
         slab = self._slabs.slab
         if not slab.record_action(action):
             if autoreset.resets_next(self._autoreset):
@@ -115,7 +116,10 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             slab = self._slabs.slab
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
-            if not slab.record_result(observation, reward, terminated, truncated):
+            is_last = self._states is not None and (terminated or truncated)
+            if (is_last and self._record_state(FINAL)) or not slab.record_result(
+                observation, reward, terminated, truncated
+            ):
                 self._steps.record_result(observation, reward, terminated, truncated, info)
         except BaseException:
             self._steps.break_off()
@@ -212,16 +216,20 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             raise InvalidOption(f"states={every!r}: not together with filters or autoreset; omit it")
         return offered_states(self.env, every)
 
-    def _keep_state(self, states: States) -> None:
+    def _keep_state(self) -> None:
         """Record the state before the next step, if it is due."""
         steps = self._steps.episodes.steps_taken()
         if self._steps.episodes.state not in (OPEN, ENDED):
             self._state_is_due = False
         elif self._state_is_due or not steps % int(self._states_every or 1):
-            state = packed_state(self.env, states)
-            self._state_is_due = state is None
-            if state is not None:
-                self.annotate(**{STATES + ENVIRONMENT: state})
+            self._state_is_due = not self._record_state(ENVIRONMENT)
+
+    def _record_state(self, name: str) -> bool:
+        """Record the state with the next step, or the one that is being executed; return False without one."""
+        state = None if self._states is None else packed_state(self.env, self._states)
+        if state is not None:
+            self.annotate(**{STATES + name: state})
+        return state is not None
 
     # -- copies -------------------------------------------------------------------------------------------------------
 

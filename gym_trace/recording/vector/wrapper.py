@@ -13,12 +13,13 @@ import numpy as np
 from gymnasium import vector
 
 from gym_trace.data.values import Array
-from gym_trace.data.vocabulary import ENVIRONMENT, STATES
+from gym_trace.data.vocabulary import ENVIRONMENT, FINAL, STATES
 from gym_trace.envs.autoreset import demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.envs.states import States, offered_states, packed_state
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.format.ring.chunk_builder import PACKED_ABSENT
+from gym_trace.format.ring.lanes.autoreset import SAME_STEP
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import (
     RecordingKeywords,
@@ -65,7 +66,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         lanes: record only these lanes: a slice, a mask, their numbers, or a count, spread evenly over all. They keep
             their numbers. Tensors on a device are gathered there, so that only these rows are copied.
         states: record the states of all lanes every N steps after a reset of all lanes, so that env_at() can start
-            there: in a SyncVectorEnv of environments that offer it; see TraceRecordingWrapper.
+            there: in a SyncVectorEnv of environments that offer it; see TraceRecordingWrapper. With the autoreset mode
+            SAME_STEP the state after the last step of an episode is unknown: the lane has been reset by then.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -166,6 +168,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         result = observations, rewards, terminations, truncations, _ = self.env.step(actions)
         if pick is not None:
             observations, rewards, terminations, truncations = map(pick, result[:4])
+        if self._states is not None and self._mode != SAME_STEP and (ended := terminations | truncations).any():
+            annotations = {**annotations, STATES + FINAL: self._rows_of_states(self._states, ended)}
         if (
             annotations
             or steps.has_more
@@ -219,12 +223,18 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._since_reset += 1
         if not self._due.any():
             return
+        rows = self._rows_of_states(states, self._due)
+        self._due &= [row is PACKED_ABSENT for row in rows]
+        self._steps.annotations[STATES + ENVIRONMENT] = rows
+
+    def _rows_of_states(self, states: list[tuple[Any, States]], lanes: Array) -> list[bytes]:
+        """Return the states of these recorded lanes, a mask, as rows; absent where get_state() has returned None."""
         rows = [PACKED_ABSENT] * self._lanes.recorded
-        for lane in np.flatnonzero(self._due).tolist():
+        for lane in np.flatnonzero(lanes).tolist():
             state = packed_state(*states[lane])
             if state is not None:
-                rows[lane], self._due[lane] = packed_annotation("state", state), False
-        self._steps.annotations[STATES + ENVIRONMENT] = rows
+                rows[lane] = packed_annotation("state", state)
+        return rows
 
     # -- copies -------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.layout import Layout
 from gym_trace.data.values import EnumMember, Unstored, row_of
-from gym_trace.data.vocabulary import ENVIRONMENT, GENERATOR
+from gym_trace.data.vocabulary import ENVIRONMENT, FINAL, GENERATOR
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import generator_state, restore_generator
@@ -308,7 +308,7 @@ class LaneReplay:
         simulation.is_compared = simulation.states.__contains__
         verdict = self._attempt(simulation, -1, episode, measured=True)
         errors = tuple(one._replace(growth=None) for one in verdict.divergences)
-        return replace(verdict, divergences=errors, from_states=len(simulation.states))
+        return replace(verdict, divergences=errors, from_states=len(simulation.states.keys() - {len(episode)}))
 
     def film(
         self,
@@ -776,9 +776,15 @@ def _has_unstored(value: Any) -> bool:
 
 
 def states_in(episode: Episode) -> dict[int, Any]:
-    """Return the recorded states of an episode, by the step before which they were; {} if it lacks its first steps."""
-    recorded: Any = () if episode.first_step else episode.states.get(ENVIRONMENT, ())
-    return {step: state for step, state in enumerate(recorded) if state is not None}
+    """Return the recorded states of an episode, by the step before which they were; {} if it lacks its first steps.
+
+    That of the step len(episode) is the state after the last one.
+    """
+    if episode.first_step:
+        return {}
+    recorded = episode.states
+    rows = [*enumerate(recorded.get(FINAL, ()), 1), *enumerate(recorded.get(ENVIRONMENT, ()))]
+    return {step: state for step, state in rows if state is not None}
 
 
 def is_restorable(episode: Episode) -> bool:

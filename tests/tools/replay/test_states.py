@@ -160,6 +160,25 @@ def test_mujoco_goes_on_bit_for_bit_from_a_state(env_id: str, tmp_path: Path, mo
         goes_on_as_recorded(trace, 0, step)
 
 
+@pytest.mark.parametrize("is_over", [True, False])
+def test_the_state_after_the_last_step_joins_what_was_known_before(is_over: bool, tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(make_walk(), tmp_path / "trace", states=1)
+    env.reset(seed=3)
+    for step in range(60):
+        env.annotate(chosen=step)
+        env.step(1)
+    if is_over:
+        env.close()
+    (episode,) = open_trace(tmp_path / "trace")  # of a writer that lives, from its ring
+    final = episode.states["final"].tolist()
+    assert (final[:59], struct.unpack("<d", final[59]["state"])[0]) == ([None] * 59, episode.observations[60, 0])
+    assert [struct.unpack("<d", one["state"])[0] for one in episode.states["environment"]] == (
+        episode.observations[:60, 0].tolist()
+    )
+    assert episode.annotations["chosen"].tolist() == [*range(60)]
+    env.close()
+
+
 def test_mujoco_refuses_states_of_another_size() -> None:
     pytest.importorskip("mujoco")
     env = gymnasium.make("HalfCheetah-v5")
@@ -287,6 +306,9 @@ def test_a_lane_starts_from_its_own_state(mode: str, tmp_path: Path, caplog: pyt
     for index, episode in enumerate(trace):
         kept = [step for step, state in enumerate(episode.states["environment"]) if state is not None]
         assert len(kept) >= len(episode) // 10 - 1
+        last = [state and struct.unpack("<d", state["state"])[0] for state in episode.states.get("final", [])][-1:]
+        is_known = episode.outcome == "truncated" and mode != "SameStep"
+        assert last == ([episode.observations[-1, 0]] if is_known else [None] * len(last))
         for step in (0, 25, len(episode)):
             caplog.clear()
             with caplog.at_level(logging.INFO, "gym_trace"):
