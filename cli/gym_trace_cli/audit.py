@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +76,7 @@ def command(
     else:
         import_modules(named.imports)
         subject = replace(named, is_of_any_kind=True)
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # environments print, too
-        report = gym_trace.audit(subject, on_claim=None if as_json else _print, **options)
+    report = gym_trace.audit(subject, on_claim=None if as_json else _print, **options)
     if as_json:
         show.json_line(report.to_json())
     for claim in report.failed:

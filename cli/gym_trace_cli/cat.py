@@ -147,7 +147,7 @@ def _form(form: str | None, as_json: bool, output: str | None) -> str:
 def _opened(output: str | None) -> Iterator[Any]:
     """Open the standard output, or a file that is renamed into place when complete."""
     if output is None:
-        yield sys.stdout
+        yield show.stdout()
         return
     from gym_trace.storage import replaced_file
 

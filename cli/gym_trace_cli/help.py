@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gym_trace.errors import InvalidOption
+from gym_trace_cli import show
 
 _WIDEST_NAMES = 23  # characters; the text of longer option names begins on the next line
 _Decorator = Callable[[Any], Any]
@@ -34,7 +35,15 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer rel
 
 
 class Headed(click.Command):
-    """A command whose options are listed under the headings of section(); options with the same text share a line."""
+    """A command whose options are listed under the headings of section(); options with the same text share a line.
+
+    With --json, only JSON is on the standard output.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if ctx.params.get("as_json"):
+            show.reserve_stdout(ctx)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, dict[str, list[click.Option]]] = {}

@@ -60,7 +60,7 @@ def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
             if live:
                 progress.update(_progress_line(now))
             elif now != before:
-                click.echo(json.dumps(now) if as_json else _progress_line(now))
+                show.json_line(now) if as_json else click.echo(_progress_line(now))
             if not now["recording"]:
                 break
             before = now

@@ -155,7 +155,7 @@ class Commands(Group):
                 warnings.showwarning = _show_warning
                 with ended_by_signals():
                     result = super().invoke(ctx)
-                    sys.stdout.flush()
+                    show.stdout().flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
@@ -203,11 +203,11 @@ def describe(error: Exception) -> str:
 def _reader_is_gone() -> bool:
     """Return True if stdout broke, as in `gym-trace replay DIR | head`, and not a pipe of an environment."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
+    poll.register(show.stdout().fileno(), 0)
     if not poll.poll(0):
         return False
     # Discard the buffer; otherwise Python complains at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), show.stdout().fileno())
     return True
 
 

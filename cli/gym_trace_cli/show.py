@@ -11,9 +11,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
@@ -28,6 +29,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")  # of curves
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _MIN_TEXT, _MIN_HEAD = 8, 7  # widths of the narrowest column of text, and heading of figures
+_STDOUT = "gym_trace_cli.stdout"  # key of click's Context.meta
 _TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # times are never cut
 
 
@@ -253,8 +255,24 @@ def cut(text: str, width: int) -> str:
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
+def reserve_stdout(ctx: click.Context) -> None:
+    """Keep the standard output for json_line(): environments, libraries in C and child processes print to stderr."""
+    out = ctx.meta[_STDOUT] = sys.stdout
+    out.flush()
+    with suppress(OSError):  # it is in memory
+        own = os.dup(out.fileno())
+        os.dup2(sys.stderr.fileno(), out.fileno())
+        ctx.meta[_STDOUT] = os.fdopen(own, "w", encoding=out.encoding, errors=out.errors)
+    sys.stdout = sys.stderr
+
+
+def stdout() -> TextIO:
+    """Return the standard output, also where it is reserved."""
+    return cast(TextIO, click.get_current_context().meta.get(_STDOUT, sys.stdout))
+
+
 def json_line(value: Any, **options: Any) -> None:
-    click.echo(json.dumps(value, **options))
+    click.echo(json.dumps(value, **options), stdout())
 
 
 def command(*words: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from gym_trace_cli.main import cli
 from runs import record_lengths
-from shell import run, strict_json
+from shell import process, run, strict_json
 
 import gym_trace
 
@@ -61,6 +61,22 @@ def test_render_says_as_json_which_files_it_made(tmp_path: Path) -> None:
     words = ("--from", "observations", "--episodes", 0, "-o", tmp_path / "f.gif")
     found = said("render", SAMPLES / "format-1.1" / "pong", *words)
     assert found == {"episode": 0, "path": str(tmp_path / "f.gif"), "frames": 49}
+
+
+def test_what_an_environment_prints_is_not_in_the_json(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "import ctypes, os, gymnasium\n"
+        "def make():\n"
+        "    print('Python')\n"
+        "    ctypes.CDLL(None).puts(b'C')\n"
+        "    os.system('echo process')\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    words = ("record", "--make", "loud:make", "-o", "t", "--steps", 5, "--json")
+    with process(*words, cwd=tmp_path) as running:
+        out, err = running.communicate()
+    assert strict_json(out)["steps"] == 5
+    assert {"Python", "C", "process"} <= {*err.splitlines()}
 
 
 @pytest.mark.parametrize("workers", [[], ["-j", 2]], ids=str)
