@@ -162,7 +162,7 @@ class Commands(Group):
             _exit_with(INTERRUPTED, "interrupted")
         except Ended as error:
             _exit_with(error.exit_code, error.message)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an environment may call sys.exit()
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
             fail(error, next((code for kind, code in _CODES.items() if isinstance(error, kind)), ERROR))
@@ -177,13 +177,13 @@ def _exit_with(code: int, line: str) -> NoReturn:
     context.exit(code)
 
 
-def fail(error: Exception, code: int) -> NoReturn:
+def fail(error: BaseException, code: int) -> NoReturn:
     """Print an error and exit."""
     lines = f"error: {describe(error)}".splitlines()
     _exit_with(code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """Describe an error; for one of foreign code, add the line that raised it."""
     if isinstance(error, TraceNotFound) and error.directory is not None:
         return f"{error}{importlib.import_module('gym_trace_cli.ls').hint(error.directory)}"

@@ -36,7 +36,7 @@ from gym_trace_cli.options import (
 )
 from gym_trace_cli.progress import Report, Watch, fraction
 from gym_trace_cli.record_config import config_option, write_config, write_config_option
-from gym_trace_cli.stopping import StopSignals, spared_children
+from gym_trace_cli.stopping import Ended, StopSignals, spared_children
 
 if TYPE_CHECKING:
     from gym_trace.results import Collected, RolloutProgress
@@ -286,7 +286,7 @@ def _record_here(env: Any, policy: Any, directory: Path, watch: Watch, options: 
             if directory.is_dir():
                 click.echo(f"steps before the error are in {show.printable(directory)}", err=True)
             if watch.stop.received:  # Ctrl-C also ended processes of the environment
-                raise SystemExit(watch.stop.exit_code) from error
+                raise Ended(watch.stop.received) from error
             raise
         watch.finish(done)
     return done

@@ -16,6 +16,7 @@ from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import comparison_options, start_option, trace_argument
 from gym_trace_cli.selection import episode_index
+from gym_trace_cli.stopping import Ended
 
 if TYPE_CHECKING:
     from gym_trace.results import Verdict
@@ -86,4 +87,9 @@ def _prompt(names: dict[str, Any], banner: str) -> None:
         return
     with suppress(ImportError):  # not in every Python
         import readline  # noqa: F401 - gives the prompt history and editing
-    code.interact(banner, local=names, exitmsg="")
+    try:
+        code.interact(banner, local=names, exitmsg="")
+    except Ended:
+        raise
+    except SystemExit as exit:  # exit() at the prompt
+        raise click.exceptions.Exit(exit.code if isinstance(exit.code, int) else int(exit.code is not None)) from None

@@ -52,6 +52,15 @@ def test_functions_and_traces_are_audited() -> None:
     assert line == f"runs                yes: 2 episodes, {steps.sum()} steps; 2 terminated"
 
 
+def test_sys_exit_of_an_environment_is_an_error_like_others() -> None:
+    words = ("--make", "clicks:Clock", "--env-arg", "fail_at=2", "--env-arg", "failure=SystemExit")
+    lines = ok("audit", *words, *LIMITS).stdout.splitlines()
+    assert lines[0] == "runs                no: step 1 of episode 0 raised SystemExit: the simulator broke"
+    assert len(lines) == len(CLAIMS)
+    done = run("record", *words, "-o", "t")
+    assert (done.exit_code, "error: SystemExit: the simulator broke (" in done.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

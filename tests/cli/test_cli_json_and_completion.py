@@ -63,7 +63,7 @@ def test_render_says_as_json_which_files_it_made(tmp_path: Path) -> None:
     assert found == {"episode": 0, "path": str(tmp_path / "f.gif"), "frames": 49}
 
 
-def test_what_an_environment_prints_is_not_in_the_json(tmp_path: Path) -> None:
+def test_prints_of_an_environment_go_to_stderr_with_json(tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(
         "import ctypes, os, gymnasium\n"
         "def make():\n"

@@ -36,7 +36,7 @@ def test_the_prompt_stands_at_the_step(cartpole: Path) -> None:
 
 
 def test_exit_ends_the_prompt(cartpole: Path) -> None:
-    assert told(cartpole, typed="exit()\n").returncode == 0
+    assert told(cartpole, typed="exit(7)\n").returncode == 7
 
 
 def test_ctrl_c_stays_in_the_prompt(cartpole: Path) -> None:

@@ -16,7 +16,7 @@ from gym_trace.envs.agents import JointEnv
 from gym_trace.envs.identity import versions_of
 from gym_trace.envs.opengl import choose_opengl
 from gym_trace.envs.states import can_restore, packed_state, states_of
-from gym_trace.errors import EnvironmentUnavailable, TraceError
+from gym_trace.errors import EnvironmentUnavailable, TraceError, raise_if_of_signal
 from gym_trace.printable import error_text
 from gym_trace.tools.audit import arranged
 from gym_trace.tools.audit.arranged import Arranged, Checked, InLane, Make
@@ -109,7 +109,8 @@ class Audit:
                 yield attempt()
             except TraceError as problem:
                 yield self._claim(name, NOT_TRIED, " ".join(str(problem).split()))
-            except Exception as problem:  # user code may raise anything
+            except (Exception, SystemExit) as problem:  # user code may raise anything
+                raise_if_of_signal(problem)
                 yield self._claim(name, NOT_TRIED, error_text(problem))
 
     # -- what a claim says --------------------------------------------------------------------------------------------

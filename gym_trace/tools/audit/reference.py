@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.values import row_of
-from gym_trace.errors import EnvironmentUnavailable, RecordingError
+from gym_trace.errors import EnvironmentUnavailable, RecordingError, raise_if_of_signal
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.tools.audit.actions import RandomActions
@@ -62,7 +62,8 @@ def record(env: Arranged, directory: str | os.PathLike[str], scripts: Sequence[S
                     break
     except RecordingError:  # as on a full disk: nothing is known of the environment
         raise
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
+        raise_if_of_signal(error)
         problem = f"{where} raised {type(error).__name__}: {error}"
     finally:
         try:
