@@ -164,7 +164,8 @@ def remake(
     running = [index for index in chosen if trace.episodes["outcome"][index] == Outcome.RUNNING.word]
     chosen = [index for index in chosen if index not in set(running)]
     if not chosen:
-        raise InvalidOption(f"{output}: no episodes selected; nothing written")
+        why = "the selected episodes are still running, wait for their end" if running else "no episodes selected"
+        raise InvalidOption(f"{output}: {why}; nothing written")
     making = Making(trust, env_kwargs, make_env, atol, rtol, tolerances, ignore, tuple(wrappers), REPLAY)
     provenance, stem = provenance_of(command, make_env=make_env), new_writer_id()
     done: list[RemadeEpisode] = []

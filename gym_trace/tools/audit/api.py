@@ -18,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 from gym_trace.envs.agents import JointEnv, is_of_agents
 from gym_trace.envs.make import call_factory
 from gym_trace.envs.seeding import episode_seed
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError, warn
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import error_text
 from gym_trace.recording.processes.local import end_if_unguarded, portable
@@ -148,8 +148,12 @@ def _of_trace(trace: Trace, episodes: int, steps: int, seed: int, making: Making
             episode = trace.whole[lane.indices[position]]
             own_seed = episode_seed(seed, position) if episode.seed is None else episode.seed
             scripts.append(Script(own_seed, min(len(episode), steps), episode.actions, replay.options(episode)))
+        for damage in trace.damage[:1]:
+            warn(f"{damage.error()}; the audit plays episodes that are left")
         name = lane.writer.about.environment.get("id") or trace.directory.name
         return str(name), partial(_made_for, lane, making), scripts
+    for damage in trace.damage:
+        raise damage.error()
     raise EnvironmentUnavailable("the trace has no episode with steps from its reset on, none to play")
 
 

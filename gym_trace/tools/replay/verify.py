@@ -103,6 +103,9 @@ def verify_trace(
     view, trace = trace, trace.whole  # earlier episodes may have to be played, too
     view_indices = sorted(requested)
     order: list[int] = view.chosen[view_indices].tolist()
+    for reader in view.readers if on_damage == "raise" and len(order) == len(view) else ():
+        if reader.damage and not len(reader.parts):  # it has lost all episodes; _verdicts() looks at the others
+            raise reader.damage[0].error()
     wanted = set(order)
     lanes = lanes_of(trace)
     positions_in = ([i for i, index in enumerate(lane.indices) if index in wanted] for lane in lanes)
