@@ -32,6 +32,8 @@ export interface ColumnFacts {
   values: { start: number; count: number; names: string[] | null } | null; // of a discrete column
   rows: number;
   frame_shape: [number, number] | null;
+  stacked?: boolean; // its numbers are parts of a whole
+  note?: string;
 }
 
 export interface EpisodeFacts {
@@ -98,6 +100,8 @@ export interface Histograms {
 /** Complete episodes as points, and means over `window` of them, all with their positions on each axis. */
 export interface Learning {
   axes: Axis[];
+  ys: string[]; // what curves can be of
+  y: string;
   window: number;
   term: "index" | "end_time"; // the column of conditions whose values are in "at"
   episodes: number;
@@ -255,13 +259,13 @@ export class Api {
     return this.json(`/api/histograms?${query({ trace, where: list.where, search: list.search })}`, signal);
   }
 
-  async learning(trace: number, list: { where: string; search: string }, x: Axis, signal?: AbortSignal): Promise<Learning> {
-    const { saved } = this.source;
-    const path = saved ? `/api/learning?trace=${trace}` : `/api/learning?${query({ trace, where: list.where, search: list.search, x })}`;
+  async learning(trace: number, list: { where: string; search: string }, x: Axis, y: string, signal?: AbortSignal): Promise<Learning> {
+    const { saved, readOnly } = this.source;
+    const path = saved ? `/api/learning?trace=${trace}` : `/api/learning?${query({ trace, where: list.where, search: list.search, x, y })}`;
     const { head, arrays } = parse(await this.source.bytes(path, signal));
-    const { axes, ...facts } = head as unknown as Omit<Learning, "values">;
+    const { axes, ys, ...facts } = head as unknown as Omit<Learning, "values">;
     const values = (name: string): Float64Array => (arrays.has(name) ? doubles(arrays.get(name)!) : new Float64Array(0));
-    return { ...facts, axes: axes.filter((axis) => !saved || axis !== "version"), values };
+    return { ...facts, ys: readOnly ? ["return"] : ys, axes: axes.filter((axis) => !saved || axis !== "version"), values };
   }
 
   runs(x: Axis, signal?: AbortSignal): Promise<Runs> {

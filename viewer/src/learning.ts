@@ -28,21 +28,24 @@ export interface CurvePoints {
   selected: Float64Array;
   at: Float64Array; // in the column of the condition
   steps: Float64Array;
+  more: [string, Float64Array][]; // what else is known of the episodes, with its name
 }
 
 export interface CurveEvents {
   open(episode: number): void;
   /** Select points with `at` in this range; null: all. */
   brush(range: [number, number] | null): void;
-  /** Show the curves over another axis. */
-  axis(axis: Axis): void;
+  /** Show other curves. */
+  axes(axis: Axis, y: string): void;
 }
 
 export class LearningCurve {
   readonly element: HTMLElement;
   private readonly canvas = h("canvas", { "aria-hidden": "true" });
   private readonly chart = h("div", { class: "chart" }, [this.canvas]);
-  private readonly axes = h("select", { "aria-label": "Return over" });
+  private readonly axes = h("select", { "aria-label": "Curve over" });
+  private readonly ys = h("select", { "aria-label": "Curve of" });
+  private readonly of = h("span");
   private readonly note = h("span", { class: "note" });
   private readonly legend = h("div", { class: "names" });
   private lines: CurveLine[] = [];
@@ -56,10 +59,10 @@ export class LearningCurve {
 
   constructor(private readonly events: CurveEvents) {
     this.element = h("figure", { class: "learning" }, [
-      h("figcaption", {}, [h("label", {}, [h("span", { class: "name" }, ["return"]), " over ", this.axes]), this.legend, this.note]),
+      h("figcaption", {}, [h("span", { class: "of" }, [this.of, " over ", this.axes]), this.legend, this.note]),
       this.chart,
     ]);
-    this.axes.addEventListener("change", () => events.axis(this.axes.value as Axis));
+    for (const choice of [this.axes, this.ys]) choice.addEventListener("change", () => events.axes(this.axes.value as Axis, this.ys.value));
     this.chart.addEventListener("pointerdown", (event) => this.down(event));
     this.chart.addEventListener("pointermove", (event) => this.move(event));
     this.chart.addEventListener("pointerup", (event) => this.up(event));
@@ -71,11 +74,13 @@ export class LearningCurve {
     new ResizeObserver(() => this.redraw()).observe(this.chart);
   }
 
-  /** Show curves over an axis; `range` is the brush, `about` says what a point of a line is. */
-  show(axis: Axis, axes: Axis[], lines: CurveLine[], points: CurvePoints | null, range: [number, number] | null, about: string): void {
+  /** Show curves of `kind` over an axis; `range` is the brush, `about` says what a point of a line is. */
+  show(kind: string, kinds: string[], axis: Axis, axes: Axis[], lines: CurveLine[], points: CurvePoints | null, range: [number, number] | null, about: string): void {
     const pointed = this.active === null ? undefined : this.points?.episode[this.active];
     Object.assign(this, { lines, points, range, about });
     fill(this.axes, axes.map((one) => h("option", { value: one, selected: one === axis }, [AXES[one]])));
+    fill(this.of, [kinds.length > 1 ? this.ys : h("span", { class: "name" }, [kind])]);
+    fill(this.ys, kinds.map((one) => h("option", { value: one, selected: one === kind }, [one])));
     fill(this.legend, lines.length > 1 ? lines.map(({ name, colour }) => h("span", { class: `series-${colour}` }, [h("i", { class: "swatch" }), name])) : []);
     const finite = (of: Float64Array[]): Float64Array => Float64Array.from(of.flatMap((values) => [...values].filter(Number.isFinite)));
     const x = finite([...lines.map((line) => line.x), points?.x ?? new Float64Array(0)]);
@@ -85,8 +90,8 @@ export class LearningCurve {
     this.bounds = { left: axis === "version" ? extreme(x, Math.min) : 0, right: extreme(x, Math.max) || 1, low: low - margin, high: high + margin };
     const last = points ? points.x.length - 1 : 0;
     set(this.chart, points
-      ? { tabindex: 0, role: "slider", "aria-label": `Episodes, by return over ${AXES[axis]}`, "aria-valuemin": 0, "aria-valuemax": last, "aria-valuenow": last, "aria-valuetext": this.said(last) }
-      : { role: "img", "aria-label": `Return over ${AXES[axis]}: ${lines.map(({ name, mean }) => `${name} ends at ${short(mean.findLast(Number.isFinite) ?? NaN)}`).join(", ")}` });
+      ? { tabindex: 0, role: "slider", "aria-label": `Episodes, by ${kind} over ${AXES[axis]}`, "aria-valuemin": 0, "aria-valuemax": last, "aria-valuenow": last, "aria-valuetext": this.said(last) }
+      : { role: "img", "aria-label": `${kind} over ${AXES[axis]}: ${lines.map(({ name, mean }) => `${name} ends at ${short(mean.findLast(Number.isFinite) ?? NaN)}`).join(", ")}` });
     const active = points && pointed !== undefined ? points.episode.indexOf(pointed) : -1;
     this.point(active < 0 ? null : active);
   }
@@ -239,7 +244,8 @@ export class LearningCurve {
     const { points } = this;
     if (!points || !points.x.length) return "no episodes";
     const steps = points.steps.length ? `, ended at step ${count(points.steps[at]!)}` : "";
-    return `episode ${points.episode[at]}: return ${short(points.y[at]!)}${steps}`;
+    const more = points.more.map(([name, values]) => `${name} ${short(values[at]!)}`);
+    return `episode ${points.episode[at]}: ${more.join(", ")}${steps}`;
   }
 
   private leave(): void {

@@ -15,7 +15,8 @@ import { Refused } from "./source.ts";
 import { count, plural } from "./words.ts";
 import { debounced, FLAG_NAMES, isAbort, Latest, type Page, type View } from "./view.ts";
 
-let axis: Axis = "steps"; // of learning curves, for all traces
+let axis: Axis = "steps"; // of curves, for all traces
+let y = "return";
 
 export class Overview implements View {
   readonly element = h("main", { class: "overview" });
@@ -30,8 +31,8 @@ export class Overview implements View {
   private readonly curve = new LearningCurve({
     open: (episode) => this.open(episode),
     brush: (range) => this.brushCurve(range),
-    axis: (chosen) => {
-      axis = chosen;
+    axes: (chosen, of) => {
+      [axis, y] = [chosen, of];
       void this.loadCurve(this.latest.signal);
     },
   });
@@ -194,10 +195,11 @@ export class Overview implements View {
   private async loadCurve(signal: AbortSignal): Promise<void> {
     const { where, search } = this.route;
     try {
-      const learning = await this.page.api.learning(this.trace, { where, search }, axis, signal);
+      const wanted = this.learning?.ys.includes(y) ? y : "return";
+      const learning = await this.page.api.learning(this.trace, { where, search }, axis, wanted, signal);
       if (signal.aborted) return;
       const { traces, api } = this.page;
-      const beside = traces.length > 1 && traces.length <= COLOURS && !api.source.readOnly && axis !== "version";
+      const beside = traces.length > 1 && traces.length <= COLOURS && !api.source.readOnly && axis !== "version" && learning.y === "return";
       const others = beside ? runLines(await api.runs(axis, signal)).filter(({ trace }) => trace !== this.trace) : [];
       if (signal.aborted) return;
       this.learning = learning;
@@ -207,15 +209,16 @@ export class Overview implements View {
     }
   }
 
-  private drawCurve({ axes, window, term, episodes, values }: Learning, others: CurveLine[]): void {
-    this.curve.element.hidden = episodes < 2 || axes.length === 0;
+  private drawCurve({ axes, ys, y, window, term, episodes, values }: Learning, others: CurveLine[]): void {
+    this.curve.element.hidden = (episodes < 2 && y === "return") || axes.length === 0;
     if (this.curve.element.hidden) return;
     const shown = axes.includes(axis) ? axis : axes[0]!;
     const colour = this.trace % COLOURS;
+    const more = [...new Set(["return", "version", ...ys])].map((name): [string, Float64Array] => [name, values(name)]).filter(([, known]) => known.length);
     const line = { trace: this.trace, name: this.facts.name, colour, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
-    const points = { colour, x: values(shown), y: values("return"), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps") };
+    const points = { colour, x: values(shown), y: values(y), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps"), more };
     const about = window > 1 ? `mean of ${count(window)} episodes, and 10 to 90 % of them` : "";
-    this.curve.show(shown, axes, [...others, line], points, brushed(this.route.where, term), about);
+    this.curve.show(y, ys, shown, axes, [...others, line], points, brushed(this.route.where, term), about);
   }
 
   private brushCurve(range: [number, number] | null): void {

@@ -6,6 +6,7 @@ import { BAND, drawBands, namesOf, valueName } from "./bands.ts";
 import { valueAt, type Curves } from "./curves.ts";
 import { fill, h, set } from "./dom.ts";
 import { PlotChoice } from "./plot_choice.ts";
+import { drawStack, stackRange } from "./stack.ts";
 import { count, itemName, range, short } from "./words.ts";
 import { isAbort, Latest } from "./view.ts";
 
@@ -158,7 +159,7 @@ export class PlotStack {
 
   private group(column: ColumnFacts): HTMLElement {
     const panels: Panel[] = [];
-    const pieces = Math.ceil(column.items / PER_PLOT);
+    const pieces = column.stacked && column.items <= COLOURS ? 1 : Math.ceil(column.items / PER_PLOT);
     const each = Math.ceil(column.items / Math.max(1, pieces)); // 17 items are 6, 6 and 5
     for (let first = 0; first < column.items; first += each) panels.push(this.panel(column, [first, Math.min(column.items, first + each)]));
     this.panels.push(...panels);
@@ -178,7 +179,7 @@ export class PlotStack {
     const panel: Panel = {
       element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name, "aria-level": 2 }, [column.name]), legend, tag]), body]),
       column, items, body, tag, legend,
-      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING, bands: column.values !== null, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
+      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING && !column.stacked, bands: column.values !== null, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),
       marker: h("div", { class: "difference" }),
     };
@@ -198,8 +199,8 @@ export class PlotStack {
       legend.append(button);
     }
     if (panel.values.length > 1) {
-      const label = (): string => (panel.lanes ? "overlay" : "separate");
-      const button = h("button", { type: "button", class: "mode", title: "Lines on one axis, or each in a lane of its own" }, [label()], {
+      const label = (): string => (panel.lanes ? (column.stacked ? "stacked" : "overlay") : "separate");
+      const button = h("button", { type: "button", class: "mode", title: "Together, or each in a lane of its own" }, [label()], {
         click: () => {
           panel.lanes = !panel.lanes;
           button.textContent = label();
@@ -315,6 +316,7 @@ export class PlotStack {
     const style = getComputedStyle(document.documentElement);
     const variable = (name: string): string => style.getPropertyValue(name).trim();
     const whole = /^[<|=]?[iub]/.test(panel.column.dtype);
+    const stack = stackOf(panel);
     const stepped = uPlot.paths.stepped!({ align: 1 });
     const lanes = panel.lanes ? panel.values.map((_, item) => item).filter((item) => !panel.hidden.has(item)) : [];
     const series: uPlot.Series[] = [{}];
@@ -327,13 +329,13 @@ export class PlotStack {
           width: other ? 1 : 1.35,
           points: { show: (curves?.rows ?? 0) < 3, size: 5 },
           ...(other ? { dash: [3, 3] } : {}),
-          ...(panel.bands ? { paths: () => null, points: { show: false } } : whole && !curves?.decimated ? { paths: stepped } : {}),
+          ...(panel.bands || stack ? { paths: () => null, points: { show: false } } : whole && !curves?.decimated ? { paths: stepped } : {}),
         });
       }
     });
     const scales: uPlot.Scales = { x: { time: false, range: () => this.view } };
     if (panel.lanes) panel.values.forEach((_, item) => (scales[`y${item}`] = { range: (_, low, high) => laned(low, high, lanes.indexOf(item), lanes.length) }));
-    else scales.y = { range: (_, low, high) => padded(low, high) };
+    else scales.y = { range: (_, low, high) => { const now = stackOf(panel); return now ? stackRange(now, panel.hidden) : padded(low, high); } };
     const font = `11px ${variable("--sans")}`;
     const options: uPlot.Options = {
       width: this.width,
@@ -358,6 +360,8 @@ export class PlotStack {
         setCursor: [(plot) => this.hovered(panel, plot)],
         drawClear: [(plot) => this.laneNames(panel, plot, lanes, font, variable)],
         draw: [(plot) => {
+          const now = stackOf(panel);
+          if (now) drawStack(plot, now, panel.hidden, (item) => variable(`--series-${colour(panel.column, panel.items[0] + item)}`));
           if (panel.bands) drawBands(plot, panel.curves, (value) => variable(`--series-${(value - panel.column.values!.start) % COLOURS}`));
           this.laneEnds(panel, plot, lanes, font, variable("--quiet"));
           this.drawn(panel, plot, variable("--bad"));
@@ -457,6 +461,7 @@ export class PlotStack {
     const infinite = all.reduce((total, curves) => total + curves.infinite, 0);
     const missing = all.reduce((total, curves) => total + curves.missing, 0);
     fill(panel.tag, [
+      panel.column.note && h("span", { class: "tag" }, [panel.column.note]),
       nan > 0 && h("span", { class: "tag bad" }, [`${count(nan)} NaN`]),
       infinite > 0 && h("span", { class: "tag bad" }, [`${count(infinite)} ∞`]),
       missing > 0 && h("span", { class: "tag", title: "Values that were not recorded, or cannot be read" }, [`${count(missing)} missing`]),
@@ -537,10 +542,10 @@ function colour(column: ColumnFacts, item: number): number | string {
   return item % COLOURS;
 }
 
-const GROUPS = ["return", "rewards", "actions", "observations", "annotations", "infos"];
+const GROUPS = ["return", "rewards", "parts", "agent", "actions", "observations", "annotations", "infos"];
 
 function order(column: ColumnFacts): number {
-  const group = GROUPS.indexOf(column.name === "return" ? "return" : column.group);
+  const group = GROUPS.indexOf(column.name === "return" ? "return" : column.stacked && column.group === "annotations" ? "agent" : column.group);
   return group < 0 ? GROUPS.length : group;
 }
 
@@ -585,6 +590,9 @@ function ends(curves: (Curves | null)[], item: number): [number, number] {
   }
   return [low, high];
 }
+
+/** What is drawn as parts of a whole: one episode, whose numbers are not in lanes of their own. */
+const stackOf = ({ column, lanes, curves }: Panel): Curves | null => (column.stacked && !lanes && curves.length === 1 ? curves[0]! : null);
 
 const heightOf = (panel: Panel): number => panel.bands ? BAND * Math.max(1, panel.curves.length) + 4 : (panel.lanes ? Math.max(1, panel.values.length - panel.hidden.size) * LANE + 4 : HEIGHT);
 

@@ -24,7 +24,7 @@ export class RunsView implements View {
     this.curve = new LearningCurve({
       open: () => {},
       brush: () => {},
-      axis: (axis) => {
+      axes: (axis) => {
         this.axis = axis;
         void this.load();
       },
@@ -71,7 +71,7 @@ export class RunsView implements View {
     fill(this.notes, [environments.size > 1 && h("div", { class: "banner" }, ["Returns of different environments: ", [...environments].map((name) => name || "one without an id").join(", ")])]);
     const lines = runLines(runs);
     this.curve.element.hidden = lines.length === 0;
-    if (lines.length) this.curve.show(this.axis, AXES, lines, null, null, runs.window > 1 ? `mean of ${count(runs.window)} complete episodes` : "");
+    if (lines.length) this.curve.show("return", ["return"], this.axis, AXES, lines, null, null, runs.window > 1 ? `mean of ${count(runs.window)} complete episodes` : "");
     fill(this.table, [statistics(runs, (trace) => this.page.go({ ...HOME, trace }))]);
   }
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
 from gym_trace.playback.opened import ChunkCache
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.printable import printable
 from gym_trace.tools.replay.diff import compare_episodes
 from gym_trace.tools.statistics.comparison import compare
@@ -79,11 +79,13 @@ class Answers:
         """Number that grows with each change of a trace."""
         return sum(trace.version for trace in self.traces)
 
-    def look_for_damage(self) -> None:
-        """Mark damaged episodes in the lists; this may take seconds."""
-        for trace in self.traces:
-            with contextlib.suppress(TraceError, OSError):  # opening an episode reports it again
-                trace.look_for_damage()
+    def look_closely(self) -> None:
+        """Add figures of the agent to the lists, and mark damaged episodes; this may take seconds."""
+        local = [trace for trace in self.traces if not storage_of(trace.trace).ahead]
+        for look in (ViewedTrace.read_figures, ViewedTrace.look_for_damage):
+            for trace in local:
+                with contextlib.suppress(TraceError, OSError):  # opening an episode reports it again
+                    look(trace)
 
     def get(self, path: str, query: Mapping[str, str]) -> Answer:
         """Answer a request such as ("/api/episode", {"trace": "0", "episode": "7"}). Raises Refused."""
@@ -158,7 +160,7 @@ class Answers:
 
     def _learning(self, query: Query) -> bytes:
         selected = query.text("where"), query.text("search")
-        return self.trace(query).learning(*selected, query.text("x") == "version")
+        return self.trace(query).learning(*selected, query.text("x"), query.text("y") or "return")
 
     def _runs(self, query: Query) -> dict[str, Any]:
         """Compare the traces, over an axis. The answer is computed again only when a trace has changed."""

@@ -64,7 +64,7 @@ def serve(
     try:
         answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs)
         viewer = Viewer(answers, pages, host, port)
-        threading.Thread(target=answers.look_for_damage, daemon=True).start()
+        threading.Thread(target=answers.look_closely, daemon=True).start()
         if not is_loopback(host):
             warn(
                 f"host {host}: other machines can connect, unencrypted; everyone with the address sees the traces and "

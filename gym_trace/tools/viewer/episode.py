@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.printable import integer, key_text
 from gym_trace.tools.viewer.bins import Bins, CurveStore, binned
 from gym_trace.tools.viewer.container import packed
+from gym_trace.tools.viewer.microscope import annotation, discount_of, returns_to_go
 from gym_trace.tools.viewer.names import Names
 from gym_trace.tools.viewer.values import MOST_NUMBERS, array_text, to_json
 
@@ -44,6 +45,9 @@ _MOST_PICTURE_BYTES = 64 << 20  # decoded, in one answer
 _SAMPLED = 8  # rows that show which kind of values a column has
 _NAME = re.compile(r"[^\W\d]\w*", re.ASCII)
 _FLAGS = {"terminated": "terminations", "truncated": "truncations"}
+# Computed columns. Parts of rewards are the infos whose names begin with _PART, as those of MuJoCo environments.
+_CRITIC, _ADVANTAGE, _PROBABILITY = "value, return to go", "advantage", "probability of the action"
+_PARTS, _PART = "parts of the reward", "reward_"
 
 
 class Encoding(NamedTuple):
@@ -61,9 +65,9 @@ class ViewColumn(NamedTuple):
 
     Attributes:
         name: as in --steps-where: observations.position, actions[0].
-        group: "observations", "actions", "rewards", "return", "annotations", "infos" or "flags".
+        group: "observations", "actions", "rewards", "return", "parts", "agent", "annotations", "infos" or "flags".
         kind: "numeric", "frames" or "text".
-        path: path of the stored column; for an info ("infos", key).
+        path: path of the stored column; for infos ("infos", key, ...).
         dtype, shape: dtype and shape of one row; dtype is "" if rows are values of any type.
         rows: number of known rows.
     """
@@ -135,7 +139,17 @@ class ViewedEpisode:
     def plain_columns(self) -> list[dict[str, Any]]:
         """Return the descriptions of the columns, with the names of their numbers and values."""
         names = Names(self.trace.facts, self._writer.about_or_empty)
-        return [{**one.plain(), **names.plain(one.name, one.path, one.shape)} for one in self.columns.values()]
+        plain = [{**one.plain(), **names.plain(one.name, one.path, one.shape)} for one in self.columns.values()]
+        actions = next((one["values"] for one in plain if one["group"] == "actions" and one["values"]), {"count": 0})
+        for one, column in zip(plain, self.columns.values()):
+            if column.name == _PARTS:
+                one |= {"labels": [str(key).removeprefix(_PART) for key in column.path[1:]], "stacked": True}
+            elif column.name == _CRITIC:
+                one |= {"labels": _CRITIC.split(", "), "note": discount_of(self.trace).note}
+            elif column.path == annotation("probabilities", [column.path]) and column.items == actions["count"]:
+                numbers = [str(actions["start"] + i) for i in range(column.items)]
+                one |= {"labels": one["labels"] or actions["names"] or numbers, "stacked": True}
+        return plain
 
     @property
     def fps(self) -> float | None:
@@ -203,15 +217,56 @@ class ViewedEpisode:
         yield ViewColumn("return", "return", "numeric", ("rewards",), "<f8", shape, steps)
         if (of_agents := self._rewards_of_agents) is not None:
             yield ViewColumn("returns of agents", "return", "numeric", of_agents.path, "<f8", of_agents.shape, seen)
+        yield from self._columns_of_agent(shape, steps)
         for path in self._stored("annotations"):
             dtype, shape = self._sampled(path)
             kind = "numeric" if dtype and 0 < math.prod((1, *shape)) <= _MOST_PLOTTED else "text"
             yield ViewColumn(name_of(path), "annotations", kind, path, dtype, shape if dtype else (), steps)
         if any(self._stored("infos")):
-            for key in self._numbers_in_infos():
+            keys = self._numbers_in_infos()
+            if len(parts := [key for key in keys if key.startswith(_PART)]) > 1:
+                yield ViewColumn(_PARTS, "parts", "numeric", ("infos", *parts), "", (len(parts),), steps)
+            for key in keys:
                 yield ViewColumn(name_of(("infos", key)), "infos", "numeric", ("infos", key), "", (), steps)
         for name, stored in _FLAGS.items():
             yield ViewColumn(name, "flags", "numeric", (stored,), "|b1", (), steps)
+
+    def _columns_of_agent(self, reward_shape: tuple[int, ...], steps: int) -> Iterator[ViewColumn]:
+        """Yield the columns that are computed from the agent's annotations."""
+        stored = self._stored("annotations")
+        kinds = {path: self._sampled(path) for path in stored}
+        one_each = [path for path, (dtype, shape) in kinds.items() if dtype and math.prod(shape) == 1]
+        value, logprob = annotation("value", one_each), annotation("logprob", one_each)
+        if value is not None and reward_shape == ():
+            yield ViewColumn(_CRITIC, "agent", "numeric", value, "<f8", (2,), steps)
+            yield ViewColumn(_ADVANTAGE, "agent", "numeric", value, "<f8", (), steps)
+        leaves = list(self._writer.layouts.actions.leaves())
+        is_discrete = all(leaf.dtype is not None and leaf.dtype.kind in "iub" for leaf in leaves)
+        if logprob is not None and is_discrete and annotation("probabilities", stored) is None:
+            yield ViewColumn(_PROBABILITY, "agent", "numeric", logprob, "<f8", (), steps)
+
+    @cached_property
+    def _critic(self) -> Array:
+        """The values, and the returns to go, (2, steps); NaN where unknown."""
+        reward, value = self.columns["rewards"], self.columns[_ADVANTAGE]
+        steps = len(self.episode)
+        rewards = self._numbers(reward, 0, steps)[0][:, 0].astype(np.float64)
+        values = self._numbers(self._annotated(value), 0, steps)[0][:, 0].astype(np.float64)
+        terminated = np.array([self.episode.outcome == "terminated"])
+        gamma = discount_of(self.trace).gamma
+        return np.stack([values, returns_to_go(rewards, values, np.array([steps]), terminated, gamma)])
+
+    def _annotated(self, computed: ViewColumn) -> ViewColumn:
+        """Return the annotation that a column is computed from."""
+        return self.columns[name_of(computed.path)]
+
+    def _of_agent(self, column: ViewColumn, start: int, stop: int, items: slice) -> tuple[Array, Array | None]:
+        if column.name == _PROBABILITY:
+            logs, missing = self._numbers(self._annotated(column), start, stop)
+            return np.exp(logs), missing
+        value, to_go = self._critic[:, start:stop]
+        rows = np.stack([value, to_go] if column.name == _CRITIC else [to_go - value], axis=1)[:, items]
+        return rows, np.isnan(rows)
 
     @property
     def _rewards_of_agents(self) -> Leaf | None:
@@ -335,7 +390,9 @@ class ViewedEpisode:
             rewards, unknown = self._numbers(column._replace(group="rewards"), 0, stop, items)
             sums = np.cumsum(rewards.astype(np.float64), axis=0)[start:]
             return sums, None if unknown is None else np.logical_or.accumulate(unknown, axis=0)[start:]
-        path = column.path[:1] if column.group == "infos" else column.path
+        if column.group == "agent":
+            return self._of_agent(column, start, stop, items)
+        path = column.path[:1] if column.path[0] == "infos" else column.path
         count_of = len(range(column.items)[items])
         parts = [np.empty((0, count_of), _plotted(np.dtype(column.dtype or "<f8")))]
         missing = [np.zeros((0, count_of), bool)]
@@ -343,8 +400,8 @@ class ViewedEpisode:
             if isinstance(rows, CorruptTrace):
                 parts.append(np.full((count, count_of), np.nan, np.float32))
                 missing.append(np.ones((count, count_of), bool))
-            elif column.group == "infos":
-                keys = [str(column.path[1])] if len(column.path) > 1 else self._info_keys
+            elif column.path[0] == "infos":
+                keys = list(map(str, column.path[1:])) or self._info_keys
                 given = [[info.get(key) for key in keys] for info in map(_as_info, rows)]
                 values = [[number_of(value) for value in row] for row in given]
                 parts.append(np.array(values, np.float64).reshape(count, len(keys))[:, items])

@@ -1,22 +1,21 @@
-"""The learning curve of a trace for the page: complete episodes as points, and their mean with a band."""
+"""The curve of a trace for the page: complete episodes as points, and their mean with a band."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gym_trace.data.values import Array
-from gym_trace.playback.scan import Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.statistics.comparison import AXES, episodes_by_end, positions_on, window_of
 from gym_trace.tools.statistics.summary import UNKNOWN_TIME
 from gym_trace.tools.viewer.container import packed
+from gym_trace.tools.viewer.microscope import VERSION
 
 _MOST_POINTS = 1500  # selected ones, and as many others: the lowest and the highest of each of half as many bins
 _MEANS = 300
 _BAND = 10, 90  # percent
-_VERSION = ("annotations", "version")  # policy version of each step, as gym-trace train stores it
 
 
 class History:
@@ -36,45 +35,39 @@ class History:
         self._term = "index" if not is_known or bool((np.diff(index) > 0).all()) else "end_time"
         self._at = index.astype(np.float64) if self._term == "index" else ends / 1e6
 
-    @cached_property
-    def _versions(self) -> Array:
-        """The policy version at the end of each episode; NaN if unknown. Reads this column of all steps."""
-        found = np.full(len(self.trace), np.nan)
-        for block in Scan(self.trace.content, {_VERSION}, on_damage=lambda damage: None):
-            has_steps = block.lengths > 0
-            if _VERSION in block.columns:
-                values = block.columns[_VERSION][block.step_offsets[1:][has_steps] - 1].tolist()
-                known = [value if isinstance(value, (int, float)) else np.nan for value in values]
-                found[block.episode[has_steps]] = known
-        return found[self._rows]
+    def packed(self, selected: Array, y: str, figures: Mapping[str, Array], available: Sequence[str]) -> bytes:
+        """Return a curve as a container. selected: (len(trace),) bool, episodes to mark.
 
-    def packed(self, selected: Array, with_versions: bool) -> bytes:
-        """Return the curve as a container. selected: (len(trace),) bool, episodes to mark.
+        Arrays of points: episode (number in the whole trace), return and each of the figures, selected, at, and one for
+        each axis. Arrays of means: mean, low, high, and `mean_` with each axis. Head: axes; ys, what curves can be of;
+        y; window, number of episodes that a mean is over; term, the column of --where that `at` has: "index", or
+        "end_time" in milliseconds since 1970.
 
-        Arrays of points: episode (number in the whole trace), return, selected, at, and one for each axis. Arrays of
-        means: mean, low, high, and `mean_` with each axis. Head: axes; window, number of episodes that a mean is over;
-        term, the column of --where that `at` has: "index", or "end_time" in milliseconds since 1970.
+        Args:
+            y: "return", or one of the figures; episodes without it are left out.
+            figures: further numbers of the episodes, (len(trace),) each; "version" is an axis.
+            available: names of figures that can be asked for.
         """
-        x, returns = dict(self._x), self._returns
-        if with_versions:
-            x["version"] = self._versions
-        is_selected = selected[self._rows]
-        shown = np.sort(np.concatenate([_few(np.flatnonzero(part), returns) for part in (is_selected, ~is_selected)]))
-        window = window_of([len(returns)])
-        last = np.unique(np.linspace(window - 1, len(returns) - 1, min(_MEANS, len(returns))).astype(np.int64))
-        windows = returns[last[:, None] - np.arange(window)]
+        known = {"return": self._returns, **{name: values[self._rows] for name, values in figures.items()}}
+        counted = np.flatnonzero(np.isfinite(known[y]))
+        known, rows = {name: values[counted] for name, values in known.items()}, self._rows[counted]
+        x, values = {axis: at[counted] for axis, at in self._x.items()}, known[y]
+        is_selected = selected[rows]
+        shown = np.sort(np.concatenate([_few(np.flatnonzero(part), values) for part in (is_selected, ~is_selected)]))
+        window = window_of([len(values)])
+        last = np.unique(np.linspace(window - 1, len(values) - 1, min(_MEANS, len(values))).astype(np.int64))
+        windows = values[last[:, None] - np.arange(window)]
         with np.errstate(over="ignore", invalid="ignore"):
             low, high = np.percentile(windows, _BAND, axis=1) if len(last) else (np.empty(0), np.empty(0))
-            arrays = {"return": returns[shown], "mean": windows.mean(axis=1), "low": low, "high": high}
-        arrays |= {"episode": self.trace.chosen[self._rows[shown]], "selected": is_selected[shown]}
-        arrays |= {"at": self._at[shown]} | {axis: values[shown] for axis, values in x.items()}
-        arrays |= {f"mean_{axis}": values[last] for axis, values in x.items()}
-        batches = (batch for reader in self.trace.readers for batch in reader.read_batches)
-        versions = ["version"] if any(_VERSION in batch.totals for batch in batches) else []
-        return packed(
-            {"axes": [*self._x, *versions], "window": window, "term": self._term, "episodes": len(returns)},
-            arrays.items(),
-        )
+            arrays = {"mean": windows.mean(axis=1), "low": low, "high": high}
+        arrays |= {name: at[shown] for name, at in (known | x).items()}
+        arrays |= {"episode": self.trace.chosen[rows[shown]], "selected": is_selected[shown]}
+        arrays |= {"at": self._at[counted][shown]}
+        x |= {axis: known[axis] for axis in (VERSION,) if axis in known}
+        arrays |= {f"mean_{axis}": at[last] for axis, at in x.items()}
+        axes = [*self._x, *(name for name in available if name == VERSION)]
+        head = {"axes": axes, "ys": ["return", *(name for name in available if name != VERSION)], "y": y}
+        return packed({**head, "window": window, "term": self._term, "episodes": len(values)}, arrays.items())
 
 
 def _few(points: Array, returns: Array) -> Array:

@@ -138,11 +138,12 @@ def _add_traces(answers: Answers, saved: list[list[int]] | None, body: _Body) ->
     """Add the descriptions of the traces. saved: the episodes to list, by trace; None: all."""
     for trace, episodes in zip(answers.traces, saved or ()):
         trace.list_only(episodes)
+        trace.read_figures()
     body.add("/api/traces", as_json([trace.facts() for trace in answers.traces]).body)
     for trace in answers.traces:
         body.add(f"/api/episodes?trace={trace.number}", trace.episodes("", "", "", 0, None))
         body.add(f"/api/histograms?trace={trace.number}", as_json(trace.histograms("", "")).body)
-        body.add(f"/api/learning?trace={trace.number}", trace.learning("", "", False))
+        body.add(f"/api/learning?trace={trace.number}", trace.learning("", ""))
     pair = [f"{trace}:{episode}" for trace, episodes in enumerate(saved or ()) for episode in episodes]
     if len(pair) == 2:  # so that they can be compared
         for a, b in (pair, pair[::-1]):

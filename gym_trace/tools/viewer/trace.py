@@ -6,7 +6,7 @@ import copy
 import math
 import shlex
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
@@ -31,6 +31,7 @@ from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
 from gym_trace.tools.viewer.learning import History
 from gym_trace.tools.viewer.marks import Key, Proof
+from gym_trace.tools.viewer.microscope import VALUE_ERROR, VERSION, Figures, available
 from gym_trace.tools.viewer.values import to_json
 
 MOST_ROWS = 2000  # rows of the table of episodes in one answer
@@ -69,10 +70,11 @@ class ViewedTrace:
         self._selections: OrderedDict[tuple[str, str, str], Array] = OrderedDict()
         self._known_flags: tuple[Trace, int, Array] | None = None
         self._known_history: History | None = None
+        self._known_figures: Figures | None = None
         self._damages: list[Damage] = []
         self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
         self.proofs: dict[str, Proof] = {}
-        self._lock, self._refreshing = Lock(), Lock()
+        self._lock, self._refreshing, self._reading = Lock(), Lock(), Lock()
 
     @property
     def is_live(self) -> bool:
@@ -97,7 +99,9 @@ class ViewedTrace:
                     self._damages, self._damaged, self.proofs = [], {}, {}
                 self._changed()
             self._cache.drop_gone()
-            return True
+        if self._known_figures is not None:
+            self.read_figures()
+        return True
 
     def _files(self) -> tuple[tuple[str, int], ...]:
         """Return the files of the trace and their sizes, because an edit in place keeps the names."""
@@ -106,7 +110,7 @@ class ViewedTrace:
     def look_for_damage(self) -> None:
         """Read every byte of a trace of moderate size on this machine, once, and mark damaged episodes in the list."""
         storage = storage_of(self.trace)
-        if self.is_live or storage.ahead or sum(sizes_of(storage).values()) > _MOST_CHECKED:
+        if self.is_live or sum(sizes_of(storage).values()) > _MOST_CHECKED:
             return
         report = CheckReport()
         damaged: dict[str, dict[int, list[str]]] = {}
@@ -117,6 +121,24 @@ class ViewedTrace:
             with self._lock:
                 self._damages, self._damaged = report.damages, damaged
                 self._changed()
+
+    def read_figures(self) -> Figures:
+        """Return the figures of the episodes. They are read once, and then columns of the list."""
+        with self._reading:
+            trace, known = self.trace, self._known_figures
+            if known is None or known.trace is not trace:
+                known = Figures(trace, known)
+                with self._lock:
+                    self._known_figures = known
+                    if known.columns and trace is self.trace:
+                        self._changed()
+            return known
+
+    @property
+    def _figures(self) -> Mapping[str, Array]:
+        """The figures, if they were read; see read_figures()."""
+        known = self._known_figures
+        return known.columns if known is not None and known.trace is self.trace else {}
 
     def _is_damaged(self, trace: Trace, table: Array) -> Array:
         """Return True for episodes of the table with unreadable steps."""
@@ -303,6 +325,10 @@ class ViewedTrace:
         if (trace.episodes["seed"] != _NO_SEED).any():
             listed.append(("seed", "number", "seed"))
             numbers["seed"] = np.where(table["seed"] < 0, np.nan, table["seed"].astype(np.float64))
+        for name, figures in self._figures.items():
+            if len(figures) == len(trace) and name in (VERSION, VALUE_ERROR):
+                listed.append((name, "number", name))
+                numbers[name] = figures[rows]
         if proofs := [proof for proof in list(self.proofs.values()) if proof.state == "done"]:
             keys = self._keys(trace, rows)
             verdicts = {key: word for proof in proofs for key, word in proof.verdicts.items()}
@@ -342,7 +368,13 @@ class ViewedTrace:
                 self._selections.move_to_end(key)
                 return self._selections[key]
         by_start = "start_time" if trace.whole is trace else None  # a view keeps its order
-        chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]) or by_start)
+        figure = key[2].removeprefix("-")
+        if figure in available(trace):
+            chosen = trace.find_episodes(key[0] or None, sort=by_start)
+            values = self._figures_for(trace)[figure][chosen]
+            chosen = chosen[np.argsort(-values if key[2].startswith("-") else values, kind="stable")]
+        else:
+            chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]) or by_start)
         if key[1]:
             chosen = chosen[self._matches(trace, key[1])[chosen]]
         with self._lock:
@@ -388,16 +420,25 @@ class ViewedTrace:
         terms = {"return": "return", "length": "steps", "outcome": "outcome", "flag": "flag"}
         return {**found, "matched": len(chosen), "total": len(trace), "terms": terms}
 
-    def learning(self, where: str, search: str, with_versions: bool) -> bytes:
-        """Return the learning curve, see learning.py, in which selected episodes are marked. Raises InvalidOption."""
+    def _figures_for(self, trace: Trace) -> Mapping[str, Array]:
+        """Return the figures of this state of the trace."""
+        known = self.read_figures()
+        return known.columns if known.trace is trace else Figures(trace, known).columns
+
+    def learning(self, where: str, search: str, x: str = "steps", y: str = "return") -> bytes:
+        """Return a curve, see learning.py, in which selected episodes are marked. Raises InvalidOption."""
         trace = self.trace
+        names = available(trace)
+        if y not in ("return", *names):
+            raise InvalidOption(f"y={y!r}: pass one of return, {', '.join(names)}")
+        figures = self._figures_for(trace) if x == VERSION or y != "return" else self._figures
         with self._lock:
             if self._known_history is None or self._known_history.trace is not trace:
                 self._known_history = History(trace)
             history = self._known_history
         selected = np.zeros(len(trace), bool)
         selected[self._selected(trace, where, search, "")] = True
-        return history.packed(selected, with_versions)
+        return history.packed(selected, y, figures, names)
 
     # -- flags --------------------------------------------------------------------------------------------------------
 

@@ -260,6 +260,44 @@ def test_a_brush_over_the_curve_selects_and_a_click_opens_an_episode(page):
     page.until("location.hash.includes('episode=1')")
 
 
+def test_the_curve_of_value_errors_leads_to_the_episode_whose_value_is_wrong(driver, tmp_path):
+    with TraceRecordingWrapper(Painted(4), tmp_path / "run", record_infos=True) as env:
+        for version, value in enumerate((4.0, 4.0, 99.0, 4.0)):
+            env.reset(seed=version)
+            for _ in range(4):
+                env.annotate(value=value, version=version, probabilities=np.array([0.5, 0.25, 0.25]))
+                env.step(1)
+    edit.annotate(tmp_path / "run", {"gamma": 1.0})
+    with browser.served(tmp_path / "run") as address:
+        page = Page(driver, address)
+        page.go()
+        choose = "const s = document.querySelector(`.learning select[aria-label='Curve ${arguments[0]}']`);"
+        for which, choice in (("of", "value error"), ("over", "version")):
+            page.until(f"(() => {{ {choose} return s.offsetParent && s.options.length > 1 }})()", which)
+            page.run(choose + "s.value = arguments[1]; s.dispatchEvent(new Event('change'))", which, choice)
+        page.until(
+            "/value error over policy version/.test(document.querySelector('.chart').getAttribute('aria-label'))"
+        )
+        page.run("document.querySelector('.learning .chart').focus()")
+        for key in ("Home", "ArrowRight", "ArrowRight"):
+            page.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0]}))", key)
+        assert page.text(".learning .note").startswith("episode 2: return 4, version 2, value error 96.5")
+        page.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))")
+        panel = "document.querySelector(`[data-column='${arguments[0]}']`)"
+        page.until(f"{panel}.querySelector('.legend').textContent === 'value99return to go4'", "value, return to go")
+        assert page.text("[data-column='value, return to go'] .tag") == "discount 1"
+        page.until(f"{panel}.querySelector('canvas').width > 0", "annotations.probabilities")
+        areas = page.until(  # their heights, by colour
+            "(c => { const d = c.getContext('2d').getImageData(c.width / 2, 0, 1, c.height).data, n = {};"
+            " for (let i = 0; i < d.length; i += 4) if (d[i + 3] > 150) n[d[i]] = (n[d[i]] ?? 0) + 1;"
+            " const areas = Object.values(n).filter(one => one > 9); return areas.length === 3 && areas })"
+            f"({panel}.querySelector('canvas'))",
+            "annotations.probabilities",
+        )
+        assert abs(max(areas) - 2 * min(areas)) < 5
+        assert page.messages() == []
+
+
 def test_several_traces_open_on_their_comparison(page):
     page.go()
     rows = page.until("(rows => rows.length === 2 && rows)([...document.querySelectorAll('.runs-table tbody tr')])")

@@ -397,7 +397,7 @@ def test_damage_is_a_gap_with_a_note(tmp_path: Path) -> None:
     assert (head["nan"], head["missing"]) == (0, lost.sum())
     assert asked(answers, "/api/episodes")[0]["texts"]["damage"]["codes"] == "damage"
     assert arrays_of(answers, "/api/episodes")["damage"].tolist() == [0]
-    answers.look_for_damage()
+    answers.look_closely()
     assert arrays_of(answers, "/api/episodes")["damage"].tolist() == [1]
     assert "checksum mismatch" in asked(answers, "/api/traces")[0]["damage_notes"][0]
     np.testing.assert_array_equal(arrays["y"][0][~lost], rows[~lost, 0])

@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gymnasium
 import numpy as np
@@ -60,7 +61,7 @@ def test_a_saved_page_has_the_answers_of_a_server(directory: Path, tmp_path: Pat
         names = [one["name"] for one in json.loads(found[f"/api/episode?trace=0&episode={episode}"])["columns"]]
         assert {"observations", "actions", "rewards", "return", "annotations.value"} <= set(names)
         for name in names:
-            assert f"/api/plot?trace=0&episode={episode}&column={name}&full=1" in found
+            assert f"/api/plot?trace=0&episode={episode}&column={quote(name)}&full=1" in found
         assert f"/api/steps?trace=0&episode={episode}&from=0&count=32" in found
     assert unpacked(found["/api/episodes?trace=0"])[1]["episode"].tolist() == list(range(6))
     assert json.loads(found["/api/histograms?trace=0"])["total"] == 6

@@ -103,7 +103,7 @@ def content(request, body):
         head, arrays = container.unpacked(body)
         convert = pixels if "frames" in request else lambda array: array.astype(float).round(6)  # times are floats
         known = {name: convert(array) for name, array in arrays.items()}
-        return {key: value for key, value in head.items() if key not in ("arrays", "mime")} | known
+        return {key: value for key, value in head.items() if key not in ("arrays", "mime", "ys")} | known
     known = json.loads(body.replace(b", ", b",").replace(b": ", b":"))  # also in texts that are JSON
     if "compare" in request:  # a value is described leaf by leaf
         return {key: known[key] for key in ("same", "step")}

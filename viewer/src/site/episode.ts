@@ -3,6 +3,7 @@
 import type { ColumnFacts, EpisodeFacts, Json, StepFacts } from "../api.ts";
 import { doubles, pack } from "../container.ts";
 import { absent, asTyped, CONSTANT, Damaged, joined, leavesOf, product, typedValue, unpack, ID_RANGE, OUTCOMES, type Bytes, type Column, type Leaf, type Value } from "../reader/index.ts";
+import { ADVANTAGE, annotation, CRITIC, discountOf, PART, PARTS, PROBABILITY, returnsToGo } from "./agent.ts";
 import { Refusal } from "./files.ts";
 import { arrayText, isNumber, isNumeric, MOST_NUMBERS, numberOf, numbersOf, toJson } from "./json.ts";
 import { isOfAgents, namesOf } from "./names.ts";
@@ -81,9 +82,23 @@ export class Episode {
     found.push(about(["rewards"], "rewards", "numeric", rewards![0] || "<f8", shape, this.length), about(["rewards"], "return", "numeric", "<f8", shape, this.length, "return"));
     const ofAgents = Array.isArray(schema.environment?.agents?.names) ? this.leaves("observations").find(({ path }) => path.length === 3 && isOfAgents(path[1]) && path[2] === "rewards") : null;
     if (ofAgents) found.push(about(ofAgents.path, "return", "numeric", "<f8", ofAgents.shape, seen, "returns of agents"));
+    const oneEach = notes.filter((_, i) => sampled[i]![0] !== "" && product(sampled[i]![1]) === 1);
+    const [value, logprob] = [annotation("value", oneEach), annotation("logprob", oneEach)];
+    if (value && !shape.length) {
+      const critic = about(value, "agent", "numeric", "<f8", [2], this.length, CRITIC);
+      found.push({ ...critic, labels: CRITIC.split(", "), note: discountOf(this.trace.facts).note }, about(value, "agent", "numeric", "<f8", [], this.length, ADVANTAGE));
+    }
+    const isDiscrete = this.leaves("actions").every(({ dtype }) => dtype !== null && /^[<|=]?[iub]/.test(dtype));
+    if (logprob && isDiscrete && !annotation("probabilities", notes)) found.push(about(logprob, "agent", "numeric", "<f8", [], this.length, PROBABILITY));
     sampled.forEach(([dtype, shape], i) => found.push(about(notes[i]!, "annotations", isPlotted([dtype, shape]) ? "numeric" : "text", dtype, dtype ? shape : [], this.length)));
-    if (this.stored("infos").length) for (const key of await this.numbersInInfos()) found.push(about(["infos", key], "infos", "numeric", "", [], this.length));
+    const keys = this.stored("infos").length ? await this.numbersInInfos() : [];
+    const parts = keys.filter((key) => key.startsWith(PART));
+    if (parts.length > 1) found.push({ ...about(["infos", ...parts], "parts", "numeric", "", [parts.length], this.length, PARTS), labels: parts.map((key) => key.slice(PART.length)), stacked: true });
+    for (const key of keys) found.push(about(["infos", key], "infos", "numeric", "", [], this.length));
     for (const name of FLAGS) found.push(about([name], "flags", "numeric", "|b1", [], this.length));
+    const actions = found.find(({ group, values }) => group === "actions" && values)?.values;
+    const chances = found.find(({ path, items }) => annotation("probabilities", [path]) && items === actions?.count);
+    if (chances) Object.assign(chances, { labels: chances.labels ?? actions!.names ?? Array.from({ length: chances.items }, (_, i) => String(actions!.start + i)), stacked: true });
     return found;
   }
 
@@ -247,6 +262,7 @@ export class Episode {
       }
       return { values: values.subarray(start * width), missing: missing.subarray(start * width) };
     }
+    if (column.group === "agent") return this.ofAgent(column, start, stop, [from, to]);
     const size = Math.max(0, stop - start) * width;
     if (size > MOST_CURVE) throw new Refusal(413, "this does not fit in memory", "ask for fewer rows or items");
     const values = new Float64Array(size).fill(NaN);
@@ -255,9 +271,10 @@ export class Episode {
       values.set(this.writer.flags(this.row, column.path[0]!, start, stop));
       return { values, missing: missing.fill(0) };
     }
-    const path = column.group === "infos" ? ["infos"] : column.path;
+    const isInfo = column.path[0] === "infos";
+    const path = isInfo ? ["infos"] : column.path;
     const items = product(column.shape);
-    const key = column.path[1]!;
+    const keys = column.path.slice(1);
     for await (const part of this.writer.parts(this.row, path, start, stop)) {
       if ("error" in part || part.column === null) continue;
       const found = part.column;
@@ -269,8 +286,12 @@ export class Episode {
         let row: ArrayLike<number> | null = all;
         let at = constant ? 0 : (part.begin + i) * items;
         if (all === null) {
-          let value: Value | undefined = valueOf(found, part.begin + i);
-          if (column.group === "infos") value = value instanceof Map ? value.get(key) : undefined;
+          const value = valueOf(found, part.begin + i);
+          if (isInfo) {
+            const given = keys.map((key) => (value instanceof Map ? value.get(key) : undefined));
+            for (let item = from; item < to; item++) if (isNumber(given[item])) (values[to_ + item - from] = numberOf(given[item])), (missing[to_ + item - from] = 0);
+            continue;
+          }
           const typed = asTyped(value);
           row = column.shape.length ? (typed && typed.shape.join() === column.shape.join() ? numbersOf(typed) : null) : isNumber(value) ? [numberOf(value)] : null;
           at = 0;
@@ -279,6 +300,26 @@ export class Episode {
       }
     }
     return { values, missing };
+  }
+
+  /** Rows of a column that is computed from the agent's annotations, as numbers(). */
+  private async ofAgent(column: ViewColumn, start: number, stop: number, [from, to]: [number, number]): Promise<{ values: Float64Array; missing: Uint8Array }> {
+    const all = await this.columns();
+    const of = async (wanted: ViewColumn, begin: number, end: number): Promise<{ values: Float64Array; missing: Uint8Array }> => this.numbers(wanted, begin, end, [0, 1]);
+    const annotated = all.find(({ group, path }) => group === "annotations" && path.join() === column.path.join())!;
+    if (column.name === PROBABILITY) {
+      const { values, missing } = await of(annotated, start, stop);
+      return { values: values.map(Math.exp), missing };
+    }
+    const [rewards, value] = [await of(all.find(({ group }) => group === "rewards")!, 0, this.length), await of(annotated, 0, this.length)];
+    const isTerminated = OUTCOMES[this.trace.value("outcome", this.number)!] === "terminated";
+    const toGo = returnsToGo(rewards.values, value.values, isTerminated, discountOf(this.trace.facts).gamma);
+    const width = to - from;
+    const values = Float64Array.from({ length: Math.max(0, stop - start) * width }, (_, i) => {
+      const [row, item] = [start + Math.floor(i / width), from + (i % width)];
+      return column.name === ADVANTAGE ? toGo[row]! - value.values[row]! : item ? toGo[row]! : value.values[row]!;
+    });
+    return { values, missing: Uint8Array.from(values, (one) => Number(Number.isNaN(one))) };
   }
 
   // -- pictures -----------------------------------------------------------------------------------------------------

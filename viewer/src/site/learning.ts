@@ -92,6 +92,6 @@ export function learning(trace: Trace, selected: Int32Array): Bytes {
     arrays[axis] = shown.map(of);
     arrays[`mean_${axis}`] = last.map((i) => of(points[i]!));
   }
-  const head = { axes: Object.keys(axes), window, term, episodes: points.length };
+  const head = { axes: Object.keys(axes), ys: ["return"], y: "return", window, term, episodes: points.length };
   return pack(head, Object.entries(arrays).map(([name, values]) => [name, "<f8", [values.length], bytesOf(Float64Array.from(values))]));
 }

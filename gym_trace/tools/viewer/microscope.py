@@ -1,0 +1,186 @@
+"""The agent under the microscope: its values against what came after them, and its versions.
+
+It reads annotations with the names of most trainers: value, logprob, entropy, probabilities, version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.layout import Path as ColumnPath
+from gym_trace.data.returns import numbers_of
+from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES
+from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.scan import Scan
+from gym_trace.playback.trace import Trace
+from gym_trace.storage.local import open_regular
+
+NAMES = {
+    "value": ("value", "values", "vf_preds"),
+    "logprob": ("logprob", "log_prob", "logp", "action_logp"),
+    "entropy": ("entropy",),
+    "probabilities": ("probabilities", "probs", "action_probs"),
+    "version": ("version",),
+}
+_SCANNED = 1 << 20  # steps whose columns are in memory together
+_NEGLIGIBLE = 1e-17  # discount of a reward that no longer counts
+_MOST_BYTES = 1 << 20  # of a file beside the trace
+VERSION, VALUE_ERROR = "version", "value error"
+_OF = {VERSION: "version", VALUE_ERROR: "value", "entropy": "entropy"}  # figures, and the annotation of each
+
+
+def annotation(kind: str, stored: Iterable[ColumnPath]) -> ColumnPath | None:
+    """Return the path of the annotation of this kind: one of NAMES. None: not recorded."""
+    return next((path for name in NAMES[kind] for path in stored if path == ("annotations", name)), None)
+
+
+class Discount(NamedTuple):
+    """Discount of the returns. note: where it is from, as a text."""
+
+    gamma: float
+    note: str
+
+
+def discount_of(trace: Trace) -> Discount:
+    """Return the discount that the fact "gamma" of the trace, or the settings of its run name; otherwise 1."""
+    settings = beside(trace, "run.json").get("settings")
+    of_run = settings.get("gamma") if isinstance(settings, dict) else None
+    for gamma, source in ((trace.facts.get("gamma"), ""), (of_run, ", that of the run")):
+        if isinstance(gamma, (int, float)) and not isinstance(gamma, bool) and 0 <= gamma <= 1:
+            return Discount(gamma, f"discount {gamma:g}{source}")
+    return Discount(1.0, "no discount: none is known")
+
+
+def beside(trace: Trace, name: str) -> dict[str, Any]:
+    """Return a JSON file of the run whose trace this is, which is untrusted; {} if there is none."""
+    directory = trace.directory
+    if not isinstance(directory, Path) or directory.name != "trace":
+        return {}
+    try:
+        with open(open_regular(directory.parent / name, os.O_RDONLY), "rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def returns_to_go(rewards: Array, values: Array, ends: Array, terminated: Array, gamma: float) -> Array:
+    """Return (steps,) float64: the discounted rewards from each step to the end of its episode.
+
+    The value of the last step stands for what would have come after an episode that was not terminated. Unlike
+    gym_trace.targets.returns_to_go(), this takes as many passes as the longest episode has binary digits.
+
+    Args:
+        rewards, values: (steps,) float64, of episodes one after the other.
+        ends: (episodes,) int64, where each ends. terminated: (episodes,) bool.
+        gamma: the discount.
+    """
+    found = rewards.copy()
+    lengths = np.diff(ends, prepend=0)
+    cut = ends[~terminated & (lengths > 0)] - 1
+    found[cut] = values[cut]
+    left = np.repeat(ends, lengths) - np.arange(len(found))
+    later, reach = np.flatnonzero(left > 1), 1  # each element has the rewards of `reach` steps
+    while len(later) and (weight := gamma**reach) > _NEGLIGIBLE:
+        found[later] += weight * found[later + reach]
+        reach *= 2
+        later = later[left[later] > reach]
+    return found
+
+
+class Figures:
+    """Numbers of the episodes of a trace, (len(trace),) float64 each; NaN where unknown.
+
+    Args:
+        trace: a trace that does not change.
+        before: figures of an earlier state of the trace: only what has changed since is read.
+
+    Attributes:
+        columns: "version": policy version that acted in the last step; "value error": mean distance of the values from
+            the returns to go; "entropy": mean entropy of the policy. Those that are not recorded are left out.
+    """
+
+    def __init__(self, trace: Trace, before: Figures | None = None):
+        self.trace = trace
+        self._paths = _figures_of(trace)
+        self.columns = {name: np.full(len(trace), np.nan) for name in self._paths}
+        if not self.columns:
+            return
+        self._gamma = discount_of(trace).gamma
+        missing = np.ones(len(trace), bool)
+        if before is not None and before.columns.keys() == self.columns.keys() and before._gamma == self._gamma:
+            missing = self._kept(before)
+        table = trace.episodes
+        steps = table["steps"].astype(np.int64)
+        wanted = np.flatnonzero(missing & (steps > 0))
+        for part in np.split(wanted, np.flatnonzero(np.diff(np.cumsum(steps[wanted]) // _SCANNED)) + 1):
+            if len(part):
+                self._read(part, steps[part], table["first_step"][part].astype(np.int64))
+
+    def _kept(self, before: Figures) -> Array:
+        """Take over the figures of episodes that have not changed; return True for the others."""
+        order = np.argsort(keys := _keys(before.trace))
+        mine = _keys(self.trace)
+        at = order[np.minimum(np.searchsorted(keys, mine, sorter=order), len(order) - 1)] if len(order) else order
+        if not len(order):
+            return np.ones(len(mine), bool)
+        is_same = keys[at] == mine
+        for name, values in self.columns.items():
+            values[is_same] = before.columns[name][at[is_same]]
+        return np.asarray(~is_same)
+
+    def _read(self, rows: Array, steps: Array, first: Array) -> None:
+        """Read the columns of some episodes, and set their figures."""
+        ends = np.cumsum(steps)
+        begin_of = np.zeros(len(self.trace), np.int64)
+        begin_of[rows] = ends - steps - first
+        paths: dict[str, ColumnPath] = {"rewards": ("rewards",), **self._paths}
+        columns = {name: np.full(ends[-1], np.nan) for name in paths}
+        for block in Scan(self.trace.content, set(paths.values()), rows, on_damage=lambda damage: None):
+            places = np.repeat(begin_of[block.episode] + block.first_step - block.step_offsets[:-1], block.lengths)
+            places += np.arange(block.size)
+            for name, path in paths.items():
+                if path in block.columns:
+                    columns[name][places] = _numbers(block.columns[path])
+        terminated = outcome_codes(self.trace.episodes[rows]) == OUTCOMES.index("terminated")
+        with np.errstate(invalid="ignore", over="ignore"):
+            if (values := columns.get(VALUE_ERROR)) is not None:
+                to_go = returns_to_go(columns["rewards"], values, ends, terminated, self._gamma)
+                columns[VALUE_ERROR] = np.abs(values - to_go)
+            for name, figures in self.columns.items():
+                means = np.add.reduceat(columns[name], ends - steps) / steps
+                figures[rows] = columns[name][ends - 1] if name == VERSION else means
+
+
+def available(trace: Trace) -> list[str]:
+    """Return the figures that the episodes of a trace have."""
+    return list(_figures_of(trace))
+
+
+def _figures_of(trace: Trace) -> dict[str, ColumnPath]:
+    stored = {path: None for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
+    found = {figure: annotation(kind, stored) for figure, kind in _OF.items()}
+    return {figure: path for figure, path in found.items() if path is not None}
+
+
+def _keys(trace: Trace) -> Array:
+    """Return what identifies each episode and what it has so far."""
+    table = trace.episodes
+    keys = np.zeros(len(table), [("writer", "U64"), ("id", "i8"), ("first", "i8"), ("steps", "i8"), ("end", "i8")])
+    keys["writer"] = np.array([reader.writer for reader in trace.readers] or [""])[table["writer"]]
+    keys["id"], keys["first"], keys["steps"] = table["episode_id"], table["first_step"], table["steps"]
+    keys["end"] = table["end_time"].view(np.int64) if len(table) else 0
+    return keys
+
+
+def _numbers(rows: Array) -> Array:
+    """Return (rows,) float64; NaN for rows that are not one number each."""
+    one_each = rows.dtype != object and rows[:1].size == 1
+    return numbers_of(rows.reshape(len(rows)) if one_each else rows).astype(np.float64)
