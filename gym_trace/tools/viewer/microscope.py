@@ -59,7 +59,7 @@ def discount_of(trace: Trace) -> Discount:
 
 
 def beside(trace: Trace, name: str) -> dict[str, Any]:
-    """Return a JSON file of the run whose trace this is, which is untrusted; {} if there is none."""
+    """Return a JSON file of the run whose trace this is, which is untrusted; {} if it is missing or unreadable."""
     directory = trace.directory
     if not isinstance(directory, Path) or directory.name != "trace":
         return {}

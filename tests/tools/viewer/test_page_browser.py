@@ -260,7 +260,7 @@ def test_a_brush_over_the_curve_selects_and_a_click_opens_an_episode(page):
     page.until("location.hash.includes('episode=1')")
 
 
-def test_the_curve_of_value_errors_leads_to_the_episode_whose_value_is_wrong(driver, tmp_path):
+def test_the_curve_of_value_errors_leads_to_a_wrong_value(driver, tmp_path):
     with TraceRecordingWrapper(Painted(4), tmp_path / "run", record_infos=True) as env:
         for version, value in enumerate((4.0, 4.0, 99.0, 4.0)):
             env.reset(seed=version)

@@ -1,4 +1,4 @@
-"""What the viewer computes from the annotations of an agent."""
+"""Figures and columns of the viewer that come from the annotations of an agent."""
 
 import json
 from pathlib import Path
