@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import gym_trace
+import gym_trace.results
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
@@ -84,7 +85,7 @@ def export(
         return
     click.echo(
         f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')} "
-        f"exported to {show.printable(report.path)} as {report.format}"
+        f"exported to {show.printable(report.path)} as {report.format}: {_figures(report)}"
     )
     if form is None:
         show.line("note", f"format {report.format}, by the ending of OUT; --to changes it")
@@ -141,4 +142,10 @@ def import_(
     counts = f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')}"
     writers = show.count(len(report.writers), "writer")
     where = f"{show.printable(' and '.join(report.kinds))}, imported to {show.printable(output)}"
-    click.echo(f"{where}: {counts} of {writers}{videos}")
+    click.echo(f"{where}: {counts} of {writers}{videos}, {_figures(report)}")
+
+
+def _figures(report: gym_trace.results.ExportReport | gym_trace.results.ImportReport) -> str:
+    """Return the size, time and rate: 12.3 MB in 1.2 s, 83,000 steps/s."""
+    rate = float(f"{report.steps / report.seconds:.2g}")
+    return f"{show.size(report.bytes)} in {show.duration(report.seconds)}, {rate:,.0f} steps/s"

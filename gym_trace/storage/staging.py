@@ -42,6 +42,11 @@ class _Staged(LocalAppender):
             os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def bytes_in(path: Path) -> int:
+    """Return the size of a file, or of all files in a directory."""
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
+
+
 @contextlib.contextmanager
 def staged_file(storage: Storage, name: str, part: str = "") -> Iterator[Appender]:
     """Yield a file to write; at the end it gets its name, atomically and durably, and replaces a file of that name.

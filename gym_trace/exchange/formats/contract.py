@@ -105,6 +105,7 @@ class ExportReport:
         running: number of episodes that were skipped, as they are still being recorded.
         lost: parts of the trace that were not stored.
         how_to_load: Python that loads it.
+        bytes: size of the output. seconds: the time that it took.
     """
 
     format: str
@@ -114,6 +115,8 @@ class ExportReport:
     running: int = 0
     lost: list[Loss] = field(default_factory=list)
     how_to_load: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -128,6 +131,7 @@ class ImportReport:
         episodes, steps: how many.
         videos: names of the videos that were copied.
         warnings: one sentence per missing fact.
+        bytes: size of the trace. seconds: the time that it took.
     """
 
     format: str
@@ -139,6 +143,8 @@ class ImportReport:
     steps: int = 0
     videos: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    bytes: int = 0
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gym_trace.exchange.formats.registry import exporter_named, format_for
 from gym_trace.exchange.formats.source import ExportSource, Progress
 from gym_trace.playback.scan import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.storage.staging import new_directory, new_file
+from gym_trace.storage.staging import bytes_in, new_directory, new_file
 
 
 def export(
@@ -43,6 +44,7 @@ def export(
         TraceNotFound, CorruptTrace
         RecordingError: writing failed.
     """
+    began = time.perf_counter()
     format = format_for(Path(out)) if format is None else format
     exporter = exporter_named(format, options) if isinstance(format, str) else format
     if options and not isinstance(format, str):
@@ -65,9 +67,10 @@ def export(
     try:
         with new_output(out, source.trace.directory) as staged:
             plan.write(Target(staged, Path(out).resolve()))
+            report.bytes = bytes_in(staged)
     except OSError as error:
         if isinstance(error, TraceError):
             raise
         raise RecordingError(f"{os.fspath(out)}: write failed: {error}") from error
-    report.how_to_load = plan.how_to_load(Path(out))
+    report.how_to_load, report.seconds = plan.how_to_load(Path(out)), time.perf_counter() - began
     return report

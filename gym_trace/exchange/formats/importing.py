@@ -26,7 +26,7 @@ from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkW
 from gym_trace.format.ring.segment import Segment
 from gym_trace.printable import printable, shown
 from gym_trace.storage.remote.address import is_url
-from gym_trace.storage.staging import StagedStorage, new_directory
+from gym_trace.storage.staging import StagedStorage, bytes_in, new_directory
 
 Progress = Callable[[int, int], None]  # (amount done, total; 0: unknown)
 _ZSTD_LEVEL = 3
@@ -65,7 +65,7 @@ def import_trace(
         MissingExtra: a package that reads this format is not installed.
         RecordingError: the trace could not be written.
     """
-    source = Path(path)
+    began, source = time.perf_counter(), Path(path)
     if is_url(path):
         raise InvalidOption("path: is a URL; copy it to a local path, and import that")
     max_episodes = most_episodes(check_files(source))
@@ -91,6 +91,8 @@ def import_trace(
             raise UnreadableRecording(f"{source}: cannot be read ({shown(error)})") from error
         if not report.writers:
             raise UnreadableRecording(f"{source}: has no episodes")
+        report.bytes = bytes_in(staged)
+    report.seconds = time.perf_counter() - began
     return report
 
 

@@ -313,6 +313,9 @@ def test_the_command_tells_the_same(traces: dict[str, Path], third_party: Path, 
 def test_quiet_exports_and_imports_print_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "steps.jsonl"
     assert ok("export", traces["vectors"], "-o", out, "--quiet").output == ""
+    told = json.loads(ok("export", traces["vectors"], "-o", tmp_path / "again.jsonl", "--json").stdout)
+    assert told["bytes"] == out.stat().st_size
+    assert told["seconds"] > 0
     assert ok("import", out, "-o", tmp_path / "back", "--quiet").output == ""
     refused = run("export", traces["vectors"], "-o", out, "--quiet")
     assert refused.exit_code == 1

@@ -31,6 +31,7 @@ from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format.manifest import json_of
 from gym_trace.printable import printable
+from gym_trace.storage.staging import bytes_in
 
 _VERSION = "0.5.4"  # the first Minari that reads images that are not JPEG
 _IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # dataset ids: NAMESPACE/NAME-v0
@@ -68,7 +69,7 @@ class MinariExporter:
                 if window.start == 0:
                     episodes.begin(window.episode, source.identity(window.episode))
                 episodes.add(window)
-        size = sum(file.stat().st_size for file in data.rglob("*"))
+        size = bytes_in(data)
         metadata: dict[str, Any] = {
             "total_episodes": episodes.count,
             "total_steps": source.steps,
