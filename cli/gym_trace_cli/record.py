@@ -80,7 +80,7 @@ def _is_named_schedule(video: str) -> bool:
     return video == "cubic" or video.startswith("every:")
 
 
-def _policy_name(value: str) -> str:
+def policy_name(value: str) -> str:
     """Check MODULE:CALLABLE; or random, sb3:PATH, onnx:PATH, run:DIR."""
     return value if _is_name(value) else callable_name(value)
 
@@ -104,7 +104,7 @@ def _shard(value: str) -> tuple[int, int]:
 policy_option = option(
     "--policy P",
     "M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
-    _policy_name,
+    policy_name,
     default="random",
     shell_complete=policies,
 )

@@ -22,6 +22,7 @@ from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import NOT_NEGATIVE, PATH, byte_count, comparison_options, start_option
 from gym_trace_cli.progress import ProgressLine
+from gym_trace_cli.record import named_policy, policy_name
 from gym_trace_cli.selection import Selection, episode_index, selection_options
 
 _PORT = click.IntRange(0, 65535)
@@ -46,7 +47,12 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
     option("--episode N", "Open the page at this episode, by its index.", click.INT),
     option("--step N", "Open that episode at this step. Default: 0.", NOT_NEGATIVE),
 )
-@section("Renderings", start_option)
+@section(
+    "Renderings and branches",
+    start_option,
+    option("--policy P", "Policy to branch with, as of 'branch' (repeatable).", policy_name, name="policies"),
+    option("--branches DIR", "Keep branches there. Default: until it ends.", PATH),
+)
 @section(
     "Output",
     option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
@@ -64,6 +70,8 @@ def command(
     episode: int | None,
     step: int | None,
     start: str,
+    policies: tuple[str, ...],
+    branches: str | None,
     save: str | None,
     site: str | None,
     max_bytes: int | None,
@@ -73,14 +81,12 @@ def command(
 ) -> int:
     """See traces in a browser: episodes, images, plots and steps, also live.
 
-    Serves a page on this machine until Ctrl-C. Keys on the page flag episodes: good,
-    bad, look again; 'flag' is then a column of --where. Episodes without images
-    can be rendered there in their environment. Needs the extra [view], unless --save
-    or --site.
+    Serves a page on this machine until Ctrl-C. There, keys flag episodes ('flag' is
+    then a column of --where), and the environment can render them, or branch off at
+    a step. Needs the extra [view], unless --save or --site.
 
     \b
     gym-trace view traces/cartpole
-    gym-trace view traces/cartpole --episode 7 --step 120
     gym-trace view traces/before traces/after --no-browser --port 8000
     gym-trace view traces/cartpole --best 3 --save best.html
     gym-trace view traces/cartpole --site public
@@ -90,8 +96,8 @@ def command(
     if save is not None and site is not None:
         raise click.UsageError("--save excludes --site")
     written = "--save" if save is not None else None if site is None else "--site"
-    if written and (port or host != _LOOPBACK or no_browser):
-        raise click.UsageError(f"{written} excludes --port, --host and --no-browser")
+    if written and (port or host != _LOOPBACK or no_browser or policies or branches):
+        raise click.UsageError(f"{written} excludes --port, --host, --no-browser, --policy and --branches")
     traces = [gym_trace.open_trace(_trace_in(directory)) for directory in directories]
     fragment = _fragment(traces[0], episode, step)
     traces = traces if selection.is_all else [selection.view_or_error(trace) for trace in traces]
@@ -101,7 +107,9 @@ def command(
         _save_site(traces, site)
         return FINE
     if save is None:
-        return _serve(traces, host, port, no_browser, recorded, {**comparison, "start": start}, fragment)
+        named = {policy: named_policy(policy) for policy in policies}
+        settings = {**comparison, "start": start, "policies": named, "branches": branches}
+        return _serve(traces, host, port, no_browser, recorded, settings, fragment)
     _save(traces, save, max_bytes)
     return FINE
 
@@ -131,13 +139,13 @@ def _serve(
     port: int,
     no_browser: bool,
     recorded: RecordedEnvironment,
-    comparison: dict[str, Any],
+    settings: dict[str, Any],
     fragment: str,
 ) -> int:
     from gym_trace.viewer import serve
 
     without_display()
-    making = {**recorded.arguments(), **comparison}
+    making = {**recorded.arguments(), **settings}
     opened = ExitStack()
 
     def on_start(address: str) -> None:

@@ -18,6 +18,7 @@ export interface TraceFacts {
   notes?: string[];
   version: number;
   renderable: boolean;
+  branches?: boolean; // that the page asked for
   facts?: [string, string][];
 }
 
@@ -179,7 +180,29 @@ export interface Proof {
   good: boolean;
   summary: string;
   error: string;
+  claims: [name: string, verdict: string, text: string][]; // of an audit
   consent?: string;
+}
+
+/** Branches of an episode, in one trace; lengths count from their first own step, those of episodes from the reset. */
+export interface Branches {
+  trace: number;
+  directory: string;
+  kept: boolean;
+  step: number;
+  policy: string;
+  live: boolean;
+  returns: number[] | null; // smallest, quartiles, largest
+  lengths: number[] | null;
+  outcomes: Record<string, number>;
+  episodes: { episode: number; return: number | null; length: number; outcome: string }[];
+  command: string | null;
+}
+
+export interface WhatIfFacts {
+  policies: { name: string; label: string }[];
+  start: "auto" | "replay" | "states";
+  branches: Branches[];
 }
 
 /** A finding of a tool; without an episode or a position, it is of all of the trace, or of the episode. */
@@ -329,6 +352,21 @@ export class Api {
 
   prove(trace: number, tool: string, where: string, trust: boolean): Promise<unknown> {
     return this.source.post("/api/proofs", { trace, tool, where, trust });
+  }
+
+  branches({ trace, episode }: EpisodeId): Promise<WhatIfFacts> {
+    return this.json(`/api/branches?${query({ trace, episode })}`);
+  }
+
+  branch(asked: EpisodeId & { step: number; policy: string; episodes: number; seed: number | null; trust: boolean }): Promise<unknown> {
+    return this.source.post("/api/proofs", asked);
+  }
+
+  /** Return the curves of some items of a column, of those episodes that have it. */
+  async fan(trace: number, episodes: number[], column: string, items: [number, number], from: number, to: number, pixels: number, signal: AbortSignal): Promise<{ episode: number; curves: Curves }[]> {
+    const values = { trace, episodes: episodes.join(","), column, items: `${items[0]}:${items[1]}`, from, to, pixels };
+    const { arrays } = parse(await this.source.bytes(`/api/fan?${query(values)}`, signal));
+    return [...arrays].map(([episode, { bytes }]) => ({ episode: Number(episode), curves: readCurves(bytes) }));
   }
 
   cancelProof(): Promise<unknown> {

@@ -15,6 +15,7 @@ export const KEYS: [string, string][] = [
   ["m M", "next, previous finding"],
   ["g b l", "flag: good, bad, look again; once more takes it away"],
   ["c", "compare with another episode"],
+  ["i", "what if: branches from this step"],
   ["/", "search episodes"],
   ["w", "write a condition"],
   ["↑ ↓ Enter", "choose and open an episode in the list"],

@@ -62,6 +62,7 @@ const ICONS = {
   right: ["M6 3.5 10.5 8 6 12.5", false],
   rows: ["M2.5 4h11M2.5 8h11M2.5 12h11", false],
   grid: ["M2.5 2.5h4.5V7H2.5zM9 2.5h4.5V7H9zM2.5 9h4.5v4.5H2.5zM9 9h4.5v4.5H9z", false],
+  branch: ["M1.5 8h4c3.5 0 3.5-4.5 9-4.5M5.5 8h9M5.5 8c3.5 0 3.5 4.5 9 4.5", false],
   compare: ["M2.5 3h4v10h-4zM9.5 3h4v10h-4z", false],
 } as const;
 

@@ -87,7 +87,7 @@ class App implements Page {
 
   /** Whether the start of the page compares the traces. */
   private get compares(): boolean {
-    return this.traces.length > 1 && !this.api.source.readOnly;
+    return this.traces.filter(({ branches }) => !branches).length > 1 && !this.api.source.readOnly;
   }
 
   /** A route without a trace, or with one that is not there, compares all traces, or shows the only one. */

@@ -14,6 +14,7 @@ import { Refused } from "./source.ts";
 import { StepPanel } from "./step_panel.ts";
 import { splitter } from "./splitter.ts";
 import { SPEEDS, Transport } from "./transport.ts";
+import { WhatIf } from "./whatif.ts";
 import { count, plural, short } from "./words.ts";
 import { FLAG_NAMES, type Page, type View } from "./view.ts";
 
@@ -40,6 +41,7 @@ export class Player implements View {
   private readonly plots: PlotStack;
   private readonly transport: Transport;
   private readonly panel: StepPanel;
+  private readonly whatif: WhatIf;
   private rendering: Rendering | null = null;
   private sides: Side[] = [];
   private difference: Difference | null = null;
@@ -58,6 +60,7 @@ export class Player implements View {
     this.shownRoute = route;
     const failed = (error: unknown): void => this.page.fail(error);
     this.plots = new PlotStack(page.api, { seek: (row) => this.seek(row), zoom: (zoom) => this.page.go({ zoom }, true), failed });
+    this.whatif = new WhatIf(page, this.plots);
     this.panel = new StepPanel(page.api, failed);
     this.transport = new Transport({
       toggle: () => this.toggle(),
@@ -68,7 +71,7 @@ export class Player implements View {
     this.chooser.addEventListener("change", () => this.page.go({ picture: this.chooser.value }, true));
     this.stage = h("div", { class: "stage" }, [this.pictures, this.chooser, this.panel.element]);
     this.columns = h("div", { class: "columns" }, [this.stage, splitter(() => this.columns, !page.api.source.saved), this.plots.element]);
-    this.element.append(this.head, this.banner, this.columns, this.transport.element);
+    this.element.append(this.head, this.banner, this.whatif.element, this.columns, this.transport.element);
     void this.load(route);
   }
 
@@ -93,6 +96,7 @@ export class Player implements View {
       return now !== undefined && (facts.live || now.version !== facts.version);
     });
     if (grown) void this.grow();
+    this.whatif.changed(changes);
   }
 
   /** Colours have changed. */
@@ -106,6 +110,7 @@ export class Player implements View {
     clearTimeout(this.routeTimer);
     for (const { frames } of this.sides) frames?.close();
     this.rendering?.close();
+    this.whatif.close();
     this.plots.close();
     this.panel.close();
   }
@@ -129,6 +134,7 @@ export class Player implements View {
       case "c": void this.askCompare(); return true;
       case "d": if (this.difference?.step != null) this.seek(this.difference.step); return true;
       case "f": this.enlarge(); return true;
+      case "i": this.whatif.toggle(); return true;
       case "m":
       case "M": this.toMark(event.shiftKey ? -1 : 1); return true;
       case "Escape": this.element.classList.contains("large") ? this.enlarge() : this.page.go(LIST); return true;
@@ -175,6 +181,7 @@ export class Player implements View {
       this.plots.setZoom(null);
       this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
       this.plots.setZoom(route.zoom);
+      this.whatif.show(ids[0]!, this.sides[0]!.facts);
       this.drawHead();
       this.seek(this.position);
       this.element.focus({ preventScroll: true });
@@ -301,6 +308,7 @@ export class Player implements View {
       ]),
       h("div", { class: "actions" }, [
         h("div", { class: "flags", role: "group", "aria-label": "Flag" }, flags),
+        this.whatif.possible && h("button", { type: "button", class: "button", title: "Branch off at this step (i)" }, [icon("branch"), "What if"], { click: () => this.whatif.toggle() }),
         !saved && (other
           ? h("button", { type: "button", class: "button" }, [icon("close"), "End comparison"], { click: () => this.page.go({ compare: null }) })
           : h("button", { type: "button", class: "button", title: "Compare with another episode (c)" }, [icon("compare"), "Compare"], { click: () => void this.askCompare() })),
@@ -370,6 +378,7 @@ export class Player implements View {
 
   private draw(): void {
     this.transport.setPosition(this.position);
+    this.whatif.setPosition(this.position);
     this.drawPictures();
     cancelAnimationFrame(this.frame);
     this.frame = requestAnimationFrame(() => {
@@ -438,6 +447,7 @@ export class Player implements View {
     if (row !== this.position) {
       this.position = row;
       this.transport.setPosition(row);
+      this.whatif.setPosition(row);
       this.drawPictures();
       this.plots.setPosition(row);
       this.panel.setPosition(row);

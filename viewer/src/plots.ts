@@ -5,6 +5,7 @@ import type { Api, ColumnFacts, EpisodeId } from "./api.ts";
 import { BAND, drawBands, namesOf, valueName } from "./bands.ts";
 import { valueAt, type Curves } from "./curves.ts";
 import { fill, h, set } from "./dom.ts";
+import { widened, type Fan, type FanLine } from "./fan.ts";
 import { PlotChoice } from "./plot_choice.ts";
 import { drawStack, stackRange } from "./stack.ts";
 import { count, itemName, range, short } from "./words.ts";
@@ -50,6 +51,7 @@ interface Panel {
   marker: HTMLElement;
   plot: uPlot | null;
   curves: (Curves | null)[]; // of the episode and of the one it is compared with
+  fan: FanLine[]; // curves of branches
   latest: Latest;
   visible: boolean;
   stale: boolean;
@@ -66,6 +68,7 @@ export class PlotStack {
   private position = 0;
   private hover: number | null = null;
   private difference: number | null = null;
+  private fan: Fan | null = null;
   private timer = 0;
   private readonly sizes = new ResizeObserver(() => this.resized());
   private readonly sight = new IntersectionObserver((entries) => this.sighted(entries), { rootMargin: "200px" });
@@ -88,6 +91,18 @@ export class PlotStack {
     fill(this.element, [this.choice.element, this.axis, ...groups]);
     this.choice.apply();
     this.drawAxis();
+  }
+
+  /** Draw the curves of other episodes, too; null: none. */
+  setFan(fan: Fan | null): void {
+    this.fan = fan;
+    if (!this.zoomed) this.view = this.whole();
+    this.refresh();
+    this.drawAxis();
+  }
+
+  redrawFan(): void {
+    for (const panel of this.panels) if (panel.visible && panel.fan.length) panel.plot?.redraw(false, false);
   }
 
   /** Mark the first difference. */
@@ -154,7 +169,7 @@ export class PlotStack {
   }
 
   private whole(): [number, number] {
-    return [0, Math.max(1, ...this.shown.map(({ length }) => length))];
+    return [0, Math.max(1, this.fan?.length ?? 0, ...this.shown.map(({ length }) => length))];
   }
 
   private group(column: ColumnFacts): HTMLElement {
@@ -179,7 +194,7 @@ export class PlotStack {
     const panel: Panel = {
       element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name, "aria-level": 2 }, [column.name]), legend, tag]), body]),
       column, items, body, tag, legend,
-      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING && !column.stacked, bands: column.values !== null, plot: null, curves: [], latest: new Latest(), visible: false, stale: true,
+      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING && !column.stacked, bands: column.values !== null, plot: null, curves: [], fan: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),
       marker: h("div", { class: "difference" }),
     };
@@ -259,11 +274,15 @@ export class PlotStack {
     panel.stale = false;
     const [from, to] = this.view;
     try {
+      const range = [Math.max(0, Math.floor(from) - 1), Math.ceil(to) + 1] as const;
+      const fan = panel.bands || panel.column.stacked ? undefined : this.fan?.lines(panel.column.name, panel.items, ...range, pixels, signal);
+      fan?.catch(() => undefined); // told below
       const curves = await Promise.all(this.shown.map(async ({ id, columns }) => {
         const column = columns.find(({ name }) => name === panel.column.name);
         if (!column || column.kind !== "numeric" || column.items < panel.items[1]) return null;
-        return this.api.curves(id, column.name, panel.items, Math.max(0, Math.floor(from) - 1), Math.ceil(to) + 1, pixels, signal);
+        return this.api.curves(id, column.name, panel.items, ...range, pixels, signal);
       }));
+      panel.fan = (await fan) ?? [];
       if (signal.aborted) return;
       panel.curves = curves;
       this.draw(panel, false);
@@ -334,8 +353,8 @@ export class PlotStack {
       }
     });
     const scales: uPlot.Scales = { x: { time: false, range: () => this.view } };
-    if (panel.lanes) panel.values.forEach((_, item) => (scales[`y${item}`] = { range: (_, low, high) => laned(low, high, lanes.indexOf(item), lanes.length) }));
-    else scales.y = { range: (_, low, high) => { const now = stackOf(panel); return now ? stackRange(now, panel.hidden) : padded(low, high); } };
+    if (panel.lanes) panel.values.forEach((_, item) => (scales[`y${item}`] = { range: (_, low, high) => laned(...widened(panel.fan, item, low, high), lanes.indexOf(item), lanes.length) }));
+    else scales.y = { range: (_, low, high) => { const now = stackOf(panel); return now ? stackRange(now, panel.hidden) : padded(...fanned(panel, low, high)); } };
     const font = `11px ${variable("--sans")}`;
     const options: uPlot.Options = {
       width: this.width,
@@ -358,11 +377,15 @@ export class PlotStack {
       hooks: {
         setSelect: [(plot) => this.selected(plot)],
         setCursor: [(plot) => this.hovered(panel, plot)],
-        drawClear: [(plot) => this.laneNames(panel, plot, lanes, font, variable)],
+        drawClear: [(plot) => {
+          this.laneNames(panel, plot, lanes, font, variable);
+          this.fan?.draw(plot, panel.fan, scaleOf(panel), false, variable);
+        }],
         draw: [(plot) => {
           const now = stackOf(panel);
           if (now) drawStack(plot, now, panel.hidden, (item) => variable(`--series-${colour(panel.column, panel.items[0] + item)}`));
           if (panel.bands) drawBands(plot, panel.curves, (value) => variable(`--series-${(value - panel.column.values!.start) % COLOURS}`));
+          this.fan?.draw(plot, panel.fan, scaleOf(panel), true, variable);
           this.laneEnds(panel, plot, lanes, font, variable("--quiet"));
           this.drawn(panel, plot, variable("--bad"));
         }],
@@ -370,7 +393,7 @@ export class PlotStack {
     };
     fill(panel.body, []);
     const plot = new uPlot(options, data, panel.body);
-    this.pointer(plot);
+    this.pointer(panel, plot);
     return plot;
   }
 
@@ -408,19 +431,33 @@ export class PlotStack {
     ctx.restore();
   }
 
-  /** A click seeks; a finger that moves sideways scrubs. */
-  private pointer(plot: uPlot): void {
+  /** A click seeks, or opens the curve of a fan; a finger that moves sideways scrubs. */
+  private pointer(panel: Panel, plot: uPlot): void {
     let down: number | null = null;
     const rowAt = (event: MouseEvent): number => Math.round(plot.posToVal(event.clientX - plot.over.getBoundingClientRect().left, "x"));
+    const point = (event: PointerEvent | null): EpisodeId | null => {
+      if (!this.fan) return null;
+      const box = plot.over.getBoundingClientRect();
+      const found = event && this.fan.nearest(plot, panel.fan, scaleOf(panel), event.clientX - box.left, event.clientY - box.top);
+      if (this.fan.point(found)) this.redrawFan();
+      plot.over.classList.toggle("near", found !== null);
+      return found;
+    };
+    plot.over.addEventListener("pointerleave", () => point(null));
     plot.over.addEventListener("pointerdown", (event) => {
       down = event.clientX;
       if (event.pointerType === "touch") plot.over.setPointerCapture(event.pointerId);
     });
     plot.over.addEventListener("pointermove", (event) => {
       if (event.pointerType === "touch" && down !== null) this.events.seek(rowAt(event));
+      else if (down === null) point(event);
     });
     plot.over.addEventListener("pointerup", (event) => {
-      if (down !== null && Math.abs(event.clientX - down) < 4) this.events.seek(rowAt(event));
+      if (down !== null && Math.abs(event.clientX - down) < 4) {
+        const branch = point(event);
+        if (branch) this.fan?.open(branch, rowAt(event));
+        else this.events.seek(rowAt(event));
+      }
       down = null;
     });
     plot.over.addEventListener("pointercancel", () => (down = null));
@@ -595,5 +632,12 @@ function ends(curves: (Curves | null)[], item: number): [number, number] {
 const stackOf = ({ column, lanes, curves }: Panel): Curves | null => (column.stacked && !lanes && curves.length === 1 ? curves[0]! : null);
 
 const heightOf = (panel: Panel): number => panel.bands ? BAND * Math.max(1, panel.curves.length) + 4 : (panel.lanes ? Math.max(1, panel.values.length - panel.hidden.size) * LANE + 4 : HEIGHT);
+
+/** The range of the shown items of a panel, with that of the fan. */
+const fanned = (panel: Panel, low: number | null, high: number | null): [number | null, number | null] =>
+  panel.values.reduce<[number | null, number | null]>((ends, _, item) => (panel.hidden.has(item) ? ends : widened(panel.fan, item, ...ends)), [low, high]);
+
+/** The scales of the items of a panel; none for hidden ones. */
+const scaleOf = (panel: Panel) => (item: number): string | null => (panel.hidden.has(item) ? null : panel.lanes ? `y${item}` : "y");
 
 const clipped = (name: string): string => (name.length > 8 ? `${name.slice(0, 7)}…` : name);

@@ -1,18 +1,21 @@
-// Lint, check, verify and a condition on steps: run from the page, with progress, and what they have found.
+// Lint, check, verify, audit and a condition on steps: run from the page, with progress, and what they have found.
 
 import type { Mark, Proof } from "./api.ts";
 import { askConsent } from "./dialogs.ts";
-import { fill, h, set } from "./dom.ts";
+import { fill, h, set, type Child } from "./dom.ts";
 import { count, plural } from "./words.ts";
 import type { Page } from "./view.ts";
 
-const POLL = 300; // milliseconds between questions about a tool that runs
+export const POLL = 300; // milliseconds between questions about a tool that runs
 const LISTED = 200; // findings on the page; the key walks through all
+
+const UNITS: Record<string, string> = { check: "bytes", verify: "episodes", audit: "claims", branch: "branches" }; // of progress, or steps
 
 const TOOLS: [string, string, string][] = [
   ["lint", "Lint", "Look for problems in the recorded data"],
   ["check", "Check", "Read every byte, and compare it with its checksum"],
   ["verify", "Verify", "Run the episodes again in their environment, and compare the results"],
+  ["audit", "Audit", "Find out which promises the environment keeps, by playing episodes in other ways"],
 ];
 
 export class Proofs {
@@ -20,10 +23,12 @@ export class Proofs {
   private readonly buttons = h("div", { class: "runs" });
   private readonly status = h("output", { class: "quiet", "aria-live": "polite" });
   private readonly found = h("details", { class: "found", hidden: true });
+  private shownClaims = "[]";
+  private readonly claims = h("details", { class: "found", hidden: true });
   private readonly field = h("input", { type: "text", placeholder: "abs(reward) > 1", "aria-label": "Find steps where", class: "steps-where", spellcheck: "false", autocomplete: "off", autocapitalize: "off" });
   private closed = false;
   private watching = false;
-  private asked = false; // the reader has started a tool here, and may be asked to agree
+  private asked: string | null = null; // the tool that the reader has started here, who may be asked to agree
 
   constructor(private readonly page: Page, private readonly trace: number) {
     const form = h("form", { class: "where-field" }, [h("span", { class: "prompt", "aria-hidden": "true" }, ["find steps"]), this.field], {
@@ -33,7 +38,7 @@ export class Proofs {
       },
     });
     this.field.addEventListener("keydown", (event) => event.key === "Escape" && this.field.blur());
-    this.element.append(h("div", { class: "line" }, [this.buttons, form, this.status]), this.found);
+    this.element.append(h("div", { class: "line" }, [this.buttons, form, this.status]), this.found, this.claims);
     void this.watch();
   }
 
@@ -48,7 +53,7 @@ export class Proofs {
 
   private async start(tool: string, where = "", trust = false): Promise<void> {
     try {
-      this.asked = true;
+      this.asked = tool;
       await this.page.api.prove(this.trace, tool, where, trust);
       await this.watch();
     } catch (error) {
@@ -70,11 +75,9 @@ export class Proofs {
         proofs = await this.page.api.proofs(this.trace);
       }
       this.drawFound(await this.page.api.marks(this.trace));
-      const { verify } = proofs;
-      if (this.asked && verify?.consent !== undefined) {
-        this.asked = false;
-        if (await askConsent(verify.consent)) setTimeout(() => void this.start("verify", "", true));
-      }
+      const [tool, asks] = Object.entries(proofs).find(([name, { consent }]) => name === this.asked && consent !== undefined) ?? [];
+      this.asked = null;
+      if (tool !== undefined && (await askConsent(asks!.consent!))) setTimeout(() => void this.start(tool, "", true));
     } catch (error) {
       this.page.fail(error);
     } finally {
@@ -91,18 +94,28 @@ export class Proofs {
         name, proof?.state === "done" && h("span", { class: "result" }, [`${proof.good ? "✓" : "!"} ${proof.summary}`]),
       ], { click: () => void this.start(tool) });
     }));
-    const { steps } = proofs;
+    const { steps, audit } = proofs;
+    this.drawClaims(audit?.claims ?? []);
     const failed = Object.entries(proofs).find(([, { state, consent }]) => state === "failed" && consent === undefined);
     set(this.field, { "aria-invalid": steps?.state === "failed" ? "true" : null });
     if (running) {
-      const [tool, { done, of }] = running;
-      const bar = h("progress", { ...(of ? { max: of, value: done } : {}), "aria-label": tool });
-      const cancel = h("button", { type: "button", class: "button" }, ["Cancel"], { click: () => void this.page.api.cancelProof().catch((error: unknown) => this.page.fail(error)) });
-      fill(this.status, [`${tool} `, bar, of > 0 && ` ${count(done)} of ${count(of)} ${tool === "check" ? "bytes" : tool === "verify" ? "episodes" : "steps"} `, cancel]);
+      fill(this.status, progressOf(this.page, ...running));
     } else {
       fill(this.status, [failed ? `${failed[0]}: ${failed[1].error}` : steps?.state === "done" && `${steps.summary} where ${steps.where}`]);
     }
     this.status.classList.toggle("problem", !running && failed !== undefined);
+  }
+
+  private drawClaims(claims: Proof["claims"]): void {
+    this.claims.hidden = !claims.length;
+    if (JSON.stringify(claims) === this.shownClaims) return; // it may be open
+    this.shownClaims = JSON.stringify(claims);
+    fill(this.claims, [
+      h("summary", {}, ["Audit", h("span", { class: "quiet" }, [" · what the environment promises, and what was seen of it"])]),
+      h("ul", { class: "claims" }, claims.map(([name, verdict, text]) => h("li", {}, [
+        h("b", {}, [name]), h("span", { class: verdict === "yes" ? "holds" : verdict === "no" ? "error" : "quiet" }, [verdict]), h("span", {}, [text]),
+      ]))),
+    ]);
   }
 
   private drawFound(marks: Mark[]): void {
@@ -114,6 +127,13 @@ export class Proofs {
       }, true),
     ]);
   }
+}
+
+/** The progress of a tool, and a button that ends it. */
+export function progressOf(page: Page, tool: string, { done, of }: Proof): Child[] {
+  const bar = h("progress", { ...(of ? { max: of, value: done } : {}), "aria-label": tool });
+  const cancel = h("button", { type: "button", class: "button" }, ["Cancel"], { click: () => void page.api.cancelProof().catch((error: unknown) => page.fail(error)) });
+  return [`${tool} `, bar, of > 0 && ` ${count(done)} of ${count(of)} ${UNITS[tool] ?? "steps"} `, cancel];
 }
 
 /** A list of findings; a click goes there. */

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
 from gym_trace.playback.opened import ChunkCache
-from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.playback.trace import Trace, open_trace, storage_of
 from gym_trace.printable import printable
 from gym_trace.tools.replay.diff import compare_episodes
 from gym_trace.tools.statistics.comparison import compare
@@ -21,11 +21,13 @@ from gym_trace.tools.viewer.values import to_json
 if TYPE_CHECKING:  # rendering needs gymnasium
     from gym_trace.tools.viewer.proofs import Proofs
     from gym_trace.tools.viewer.rendering import Rendering, Renderings
+    from gym_trace.tools.viewer.whatif import WhatIf
 
 JSON = "application/json"
 _CACHE_BYTES = 24 << 20  # decoded chunks of all traces
 _CURVE_BYTES = 32 << 20  # bins of long columns of all traces
 _MOST_TEXT = 10_000  # characters of a parameter
+_MOST_FANNED = 200  # episodes whose plots are one answer
 _LARGEST = 1 << 53  # row number beyond all rows, exact in JavaScript
 
 
@@ -48,9 +50,10 @@ class Answers:
     """Answers requests about some traces.
 
     Attributes:
-        traces: the traces by number.
+        traces: the traces by number; those of branches that the page asked for come last.
         renderings: renderings of episodes; None: episodes cannot be rendered.
         proofs: runs lint, check and verify; None: they cannot be run.
+        what_if: plans branches; None: they cannot be recorded.
 
     Args:
         is_shared: omit the directories of the traces, because others get the answers.
@@ -62,17 +65,30 @@ class Answers:
         renderings: Renderings | None = None,
         is_shared: bool = False,
         proofs: Proofs | None = None,
+        what_if: WhatIf | None = None,
     ):
-        self.renderings, self.proofs = renderings, proofs
+        self.renderings, self.proofs, self.what_if = renderings, proofs, what_if
         self._known_runs: dict[str, tuple[int, dict[str, Any]]] = {}
-        cache = ChunkCache(_CACHE_BYTES)
+        self._cache = ChunkCache(_CACHE_BYTES)
         names = [trace.directory.name for trace in traces]
         if not is_shared:
             names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
         self.traces = [
-            ViewedTrace(number, trace, name, cache, _CURVE_BYTES // max(1, len(traces)), is_shared)
+            ViewedTrace(number, trace, name, self._cache, _CURVE_BYTES // max(1, len(traces)), is_shared)
             for number, (trace, name) in enumerate(zip(traces, names))
         ]
+        self._given = len(self.traces)
+        self._added: dict[str, ViewedTrace] = {}  # branches by directory
+
+    def add_branches(self, directory: str) -> None:
+        """Show the trace of branches once it has an episode, and what is new in it."""
+        with contextlib.suppress(TraceError, OSError):  # nothing of it is stored yet
+            if directory in self._added:
+                self._added[directory].refresh()
+            elif len(trace := open_trace(directory)):
+                viewed = ViewedTrace(len(self.traces), trace, trace.directory.name, self._cache, _CURVE_BYTES // 8)
+                self._added[directory] = viewed
+                self.traces.append(viewed)
 
     @property
     def version(self) -> int:
@@ -110,7 +126,7 @@ class Answers:
 
     def _handlers(self) -> dict[str, Callable[[Query], Any]]:
         return {
-            "/api/traces": lambda query: [trace.facts() for trace in self.traces],
+            "/api/traces": lambda query: [self._facts(trace) for trace in self.traces],
             "/api/episodes": self._episodes,
             "/api/histograms": lambda query: self.trace(query).histograms(query.text("where"), query.text("search")),
             "/api/learning": self._learning,
@@ -122,6 +138,8 @@ class Answers:
             "/api/compare": self._compare,
             "/api/proofs": lambda query: {tool: one.plain() for tool, one in list(self.trace(query).proofs.items())},
             "/api/marks": lambda query: self.trace(query).marks(),
+            "/api/branches": self._branches,
+            "/api/fan": self._fan,
             "/api/filter": lambda query: {"lines": self.trace(query).filter_lines(query.text("where"))},
         }
 
@@ -167,8 +185,9 @@ class Answers:
         x, version = query.text("x") or "steps", self.version
         known = self._known_runs.get(x)
         if known is None or known[0] != version:
-            runs = compare({str(viewed.number): [viewed.trace] for viewed in self.traces}, x=x).to_json()
-            for viewed, group in zip(self.traces, runs["groups"]):
+            given = self.traces[: self._given]
+            runs = compare({str(viewed.number): [viewed.trace] for viewed in given}, x=x).to_json()
+            for viewed, group in zip(given, runs["groups"]):
                 del group["directories"], group["curves"]
                 group |= {"trace": viewed.number, "name": printable(viewed.name)}
                 for name in ("episodes", "steps", "lengths", "seconds", "steps_per_second"):  # each group has one run
@@ -176,12 +195,35 @@ class Answers:
             known = self._known_runs[x] = version, runs
         return known[1]
 
+    def _facts(self, viewed: ViewedTrace) -> dict[str, Any]:
+        return {**viewed.facts(), "branches": viewed.number >= self._given}
+
+    def _branches(self, query: Query) -> dict[str, Any]:
+        if self.what_if is None:
+            raise Refused(404, "branches cannot be recorded here")
+        return self.what_if.facts(self.trace(query), query.number("episode"), self.traces)
+
+    def _fan(self, query: Query) -> bytes:
+        """Return the plots of a column of several episodes of a trace."""
+        trace, numbers = self.trace(query), query.text("episodes").split(",")
+        if len(numbers) > _MOST_FANNED or not all(part.isascii() and part.isdecimal() for part in numbers):
+            raise Refused(400, f"episodes: pass up to {_MOST_FANNED} numbers, such as 0,1,2")
+        plots = []
+        for number in numbers:
+            with contextlib.suppress(LookupError):  # it has no such column
+                plots.append((number, self._plotted(trace.episode(int(number)), query)))
+        return container.packed({}, plots)
+
     def _plot(self, query: Query) -> bytes:
+        return self._plotted(self._episode(query), query)
+
+    @staticmethod
+    def _plotted(episode: ViewedEpisode, query: Query) -> bytes:
         pixels = query.number("pixels", 1200)
         if not 1 <= pixels <= MOST_PIXELS:
             raise Refused(400, f"pixels={pixels}: out of range; pass 1 to {MOST_PIXELS}")
         begin, end = query.number("from", 0), query.number("to", _LARGEST)
-        return self._episode(query).plot(query.text("column"), begin, end, pixels, query.slice("items"))
+        return episode.plot(query.text("column"), begin, end, pixels, query.slice("items"))
 
     def _frames(self, query: Query) -> bytes:
         scale = query.number("scale", 1)

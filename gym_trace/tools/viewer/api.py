@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import InvalidOption, warn
@@ -26,6 +29,8 @@ def serve(
     ignore: Collection[str] = (),
     start: str = "auto",
     imports: Sequence[str] = (),
+    policies: Mapping[str, str | Callable[..., Any]] | None = None,
+    branches: str | os.PathLike[str] | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a page that shows traces, until Ctrl-C. Needs the extra [view].
@@ -42,6 +47,9 @@ def serve(
         atol, rtol, tolerances, ignore: how renderings are compared with the recording, as for verify_trace().
         start: "auto", "replay" or "states", see gym_trace.replay.Making.
         imports: modules to import before rendering, such as modules that register environments.
+        policies: policies for branches on the page by name, as for gym_trace.branch(), and also random actions and the
+            versions of the run that the trace is of.
+        branches: directory for the traces of such branches; None: a temporary one, removed at the end.
         on_start: called with the address, which holds a secret token, before the first request is answered.
 
     Raises:
@@ -53,6 +61,7 @@ def serve(
     from gym_trace.tools.viewer.proofs import Proofs  # as above
     from gym_trace.tools.viewer.rendering import Recipe, Renderings  # as above
     from gym_trace.tools.viewer.server import Viewer, pages_of  # needs an optional package; raises if it is missing
+    from gym_trace.tools.viewer.whatif import WhatIf  # as above
 
     if not traces:
         raise InvalidOption("traces: none; pass at least one")
@@ -61,8 +70,10 @@ def serve(
     _ = making.comparison  # raises now, not in the process that renders
     recipe = Recipe(making, tuple(imports))
     renderings, proofs = Renderings(recipe), Proofs(recipe)
+    scratch = tempfile.TemporaryDirectory(prefix="gym-trace-branches-", ignore_cleanup_errors=True)
     try:
-        answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs)
+        what_if = WhatIf(recipe, policies or {}, Path(branches or scratch.name).absolute(), bool(branches))
+        answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs, what_if=what_if)
         viewer = Viewer(answers, pages, host, port)
         threading.Thread(target=answers.look_closely, daemon=True).start()
         if not is_loopback(host):
@@ -76,3 +87,4 @@ def serve(
     finally:
         proofs.close()
         renderings.close()
+        scratch.cleanup()

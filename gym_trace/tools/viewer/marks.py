@@ -32,6 +32,7 @@ class Proof:
         needs_trust: True if it failed because the user must trust the trace first; error says what the trace would do.
         marks: the findings, at most 2,000.
         verdicts: verdict of each verified episode.
+        claims: name, verdict and text of each claim of an audit.
     """
 
     def __init__(self, tool: str, where: str):
@@ -40,9 +41,10 @@ class Proof:
         self.is_good, self.needs_trust = False, False
         self.marks: list[Mark] = []
         self.verdicts: dict[Key, str] = {}
+        self.claims: list[tuple[str, str, str]] = []
 
     def plain(self) -> dict[str, Any]:
         """Return its state as JSON."""
         about = {"state": self.state, "done": self.done, "of": self.of, "where": self.where, "good": self.is_good}
         consent = {"consent": self.error} if self.needs_trust else {}
-        return {**about, "summary": self.summary, "error": self.error, **consent}
+        return {**about, "summary": self.summary, "error": self.error, "claims": self.claims, **consent}

@@ -1,8 +1,10 @@
-"""Lint, check, verify and conditions on steps, asked for on the page: each in another process, one at a time."""
+"""Tools that the page asks for, from lint to branches: each in another process, one at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -16,6 +18,8 @@ from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.recording.processes.fleet import Job, Lost
 from gym_trace.recording.processes.local import LocalProcesses
+from gym_trace.tools.audit.api import audit
+from gym_trace.tools.audit.report import CLAIMS, NO, YES, Claim
 from gym_trace.tools.integrity.scan import CheckReport
 from gym_trace.tools.linting.api import lint_trace
 from gym_trace.tools.linting.findings import ERROR, NOTE, WARNING
@@ -23,9 +27,11 @@ from gym_trace.tools.replay.verify import verify_trace
 from gym_trace.tools.viewer.marks import Key, Mark, Proof
 from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.trace import ViewedTrace, lost_steps
+from gym_trace.tools.viewer.whatif import Plan, record
 
 _MOST_MARKS = 2000  # kept of one proof; the summary counts all
 _NICENESS = 5
+_CONSENTING = EnvironmentUnavailable, InvalidOption  # errors that may ask for --trust
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 0.2  # between two messages on progress
 
@@ -41,18 +47,28 @@ class Proofs:
         self._current: Proof | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, viewed: ViewedTrace, tool: str, where: str, trust: bool) -> None:
-        """Start a tool over a trace. Raises InvalidOption, TraceError."""
-        if tool not in TOOLS:
-            raise InvalidOption(f"tool: pass one of {', '.join(TOOLS)}")
+    def start(
+        self,
+        viewed: ViewedTrace,
+        tool: str,
+        asked: str | Plan,
+        trust: bool,
+        arrived: Callable[[], Any] = lambda: None,
+    ) -> None:
+        """Start a tool over a trace. Raises InvalidOption, TraceError.
+
+        asked: the condition of "steps", the plan of "branch". arrived: called after each message of the tool.
+        """
+        if tool not in TOOLS or (tool == "branch") != isinstance(asked, Plan):
+            raise InvalidOption(f"tool: pass one of {', '.join(TOOLS)}; a branch needs its plan")
         with self._lock:
             if self._current is not None and self._current.state == "running":
                 raise TraceError(f"{self._current.tool} is running: wait for it, or cancel it")
-            self._current = proof = Proof(tool, where)
+            self._current = proof = Proof(tool, asked if isinstance(asked, str) else "")
             viewed.proofs[tool] = proof
             making = self._recipe.making._replace(trust=trust or self._recipe.making.trust)
-            job = Job("proof", _proved, (tool, viewed.trace, self._recipe._replace(making=making), where), _NICENESS)
-            self._thread = threading.Thread(target=self._run, args=(viewed, proof, job), daemon=True)
+            arguments = tool, viewed.trace, self._recipe._replace(making=making), asked
+            self._thread = threading.Thread(target=self._run, args=(viewed, proof, arguments, arrived), daemon=True)
             self._thread.start()
 
     def cancel(self) -> None:
@@ -66,36 +82,41 @@ class Proofs:
     close = cancel
 
     @staticmethod
-    def _run(viewed: ViewedTrace, proof: Proof, job: Job) -> None:
+    def _run(viewed: ViewedTrace, proof: Proof, arguments: tuple[Any, ...], arrived: Callable[[], Any]) -> None:
         processes = LocalProcesses()
+        scratch = tempfile.TemporaryDirectory(prefix="gym-trace-", ignore_cleanup_errors=True)  # the tool may be killed
         try:
-            processes.start(0, job)
+            processes.start(0, Job("proof", _proved, (scratch.name, *arguments), _NICENESS))
             while proof.state == "running":
                 for _, message in processes.poll(_POLL_SECONDS):
                     if isinstance(message, Lost) and proof.state == "running":
-                        proof.needs_trust = message.kind is EnvironmentUnavailable and "--trust" in message.reason
+                        proof.needs_trust = message.kind in _CONSENTING and "--trust" in message.reason
                         proof.state, proof.error = "failed", message.reason
                     elif not isinstance(message, Lost) and message[0] == "progress":
                         _, proof.done, proof.of = message
                     elif not isinstance(message, Lost) and proof.state == "running":
-                        _, proof.summary, proof.is_good, proof.marks, proof.verdicts = message
+                        _, proof.summary, proof.is_good, proof.marks, proof.verdicts, proof.claims = message
                         proof.state = "done"
+                    arrived()
         except (TraceError, OSError) as error:
             proof.state, proof.error = "failed", str(error)
         finally:
             processes.kill(0)
+            scratch.cleanup()
+            arrived()
             viewed.has_changed()
 
 
 # -- in the process ---------------------------------------------------------------------------------------------------
 
 
-def _proved(connection: Any, tool: str, trace: Trace, recipe: Recipe, where: str) -> None:
-    """Run a tool, and send its progress and result. This runs in the other process."""
+def _proved(connection: Any, scratch: str, tool: str, trace: Trace, recipe: Recipe, asked: Any) -> None:
+    """Run a tool, and send its progress and result. This runs in the other process, with temporary files in scratch."""
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
     report = _Report(connection)
-    summary, is_good = TOOLS[tool](trace, recipe, where, report)
+    summary, is_good = TOOLS[tool](trace, recipe, asked, report)
     with contextlib.suppress(OSError):  # the parent is gone
-        connection.send(("done", summary, is_good, report.marks, report.verdicts))
+        connection.send(("done", summary, is_good, report.marks, report.verdicts, report.claims))
 
 
 class _Report:
@@ -105,6 +126,7 @@ class _Report:
         self._connection, self._sent = connection, 0.0
         self.marks: list[Mark] = []
         self.verdicts: dict[Key, str] = {}
+        self.claims: list[tuple[str, str, str]] = []
 
     def progress(self, done: int, of: int) -> None:
         if time.monotonic() > self._sent + _REPORT_SECONDS:
@@ -191,9 +213,35 @@ def _found(trace: Trace, recipe: Recipe, where: str, report: _Report) -> tuple[s
     return f"{_plural(len(steps), 'step')} in {_plural(len(np.unique(steps[:, 0])), 'episode')}", True
 
 
-TOOLS: Mapping[str, Callable[[Trace, Recipe, str, _Report], tuple[str, bool]]] = {
+def _audited(trace: Trace, recipe: Recipe, where: str, report: _Report) -> tuple[str, bool]:
+    making, words = recipe.making, Counter[str]()
+
+    def claimed(claim: Claim) -> None:
+        words[claim.verdict] += 1
+        report.claims.append((claim.name, claim.verdict, claim.text))
+        report.progress(len(report.claims), len(CLAIMS))
+
+    audit(
+        trace,
+        make_env=making.make_env,
+        env_kwargs=making.env_kwargs,
+        imports=recipe.imports,
+        trust=making.trust,
+        on_claim=claimed,
+    )
+    failed = f", {words[NO]} fail{'s' * (words[NO] == 1)}" * bool(words[NO])
+    return f"{words[YES]} of {_plural(len(report.claims), 'claim')} hold{failed}", not words[NO]
+
+
+def _branched(trace: Trace, recipe: Recipe, plan: Plan, report: _Report) -> tuple[str, bool]:
+    return record(trace, recipe, plan, report.progress), True
+
+
+TOOLS: Mapping[str, Callable[[Trace, Recipe, Any, _Report], tuple[str, bool]]] = {
     "lint": _linted,
     "check": _checked,
     "verify": _verified,
+    "audit": _audited,
+    "branch": _branched,
     "steps": _found,
 }

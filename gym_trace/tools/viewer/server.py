@@ -178,7 +178,7 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         return await in_thread(partial(_flagged, answers, body))
 
     names = ["traces", "episodes", "histograms", "learning", "runs"]
-    names += ["episode", "plot", "frames", "steps", "compare", "filter", "marks"]
+    names += ["episode", "plot", "frames", "steps", "compare", "filter", "marks", "branches", "fan"]
 
     async def render(request: Request) -> Response:
         if request.method != "POST":
@@ -259,20 +259,33 @@ def _progress(answers: Answers, query: Mapping[str, str]) -> Answer:
 
 
 def _prove(answers: Answers, body: bytes) -> Answer:
-    """Run a tool over a trace, or cancel what runs. Raises Refused."""
+    """Run a tool over a trace, record branches, or cancel what runs. Raises Refused."""
     if answers.proofs is None:
         raise Refused(409, "nothing can be run here")
-    match _json_of(body):
-        case {"trace": int(number), "tool": str(tool), "where": str(where), "trust": bool(trust)}:
-            viewed = answers.numbered(number)
-            try:
-                answers.proofs.start(viewed, tool, where, trust)
-            except TraceError as error:
-                raise Refused(400 if isinstance(error, InvalidOption) else 409, str(error)) from error
-        case {"cancel": True}:
-            answers.proofs.cancel()
-        case _:
-            raise Refused(400, 'pass {"trace": 0, "tool": "lint", "where": "", "trust": false} or {"cancel": true}')
+    try:
+        match _json_of(body):
+            case {"trace": int(number), "tool": str(tool), "where": str(where), "trust": bool(trust)}:
+                answers.proofs.start(answers.numbered(number), tool, where, trust)
+            case {
+                "trace": int(number),
+                "episode": int(episode),
+                "step": int(step),
+                "policy": str(policy),
+                "episodes": int(episodes),
+                "seed": (int() | None) as seed,
+                "trust": bool(trust),
+            } if answers.what_if is not None:
+                viewed = answers.numbered(number)
+                plan = answers.what_if.plan(viewed, episode, step, policy, episodes, seed)
+                answers.proofs.start(viewed, "branch", plan, trust, partial(answers.add_branches, plan.directory))
+            case {"cancel": True}:
+                answers.proofs.cancel()
+            case _:
+                raise Refused(400, 'pass {"trace": 0, "tool": "lint", "where": "", "trust": false} or {"cancel": true}')
+    except IndexError as error:
+        raise Refused(404, str(error)) from error
+    except TraceError as error:
+        raise Refused(400 if isinstance(error, InvalidOption) else 409, str(error)) from error
     return as_json({})
 
 

@@ -41,6 +41,7 @@ _MOST_CHARACTERS = 2000  # limit of a fact
 _MOST_CHECKED = 4 << 30  # bytes; damage is not searched for in larger traces
 _MOST_WORDS = 256  # distinct values of a text column in an answer
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
+_OF_EPISODES = "lint", "check", "verify", "steps"  # tools with findings in episodes
 _VERDICTS = ["", "identical", "close", "differs", "unverifiable", "damaged"]
 
 
@@ -329,7 +330,7 @@ class ViewedTrace:
             if len(figures) == len(trace) and name in (VERSION, VALUE_ERROR):
                 listed.append((name, "number", name))
                 numbers[name] = figures[rows]
-        if proofs := [proof for proof in list(self.proofs.values()) if proof.state == "done"]:
+        if proofs := [one for name in _OF_EPISODES if (one := self.proofs.get(name)) and one.state == "done"]:
             keys = self._keys(trace, rows)
             verdicts = {key: word for proof in proofs for key, word in proof.verdicts.items()}
             found = Counter(mark.key for proof in proofs if proof.tool != "steps" for mark in proof.marks)

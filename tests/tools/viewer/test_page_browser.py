@@ -18,6 +18,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
 from shell import ok
+from viewer_requests import cartpoles
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, edit
@@ -402,6 +403,40 @@ def test_findings_are_ticks_that_a_key_walks_through(page):
     page.until("location.hash.includes('episode=2') && document.querySelector('.scrubber').value === '3'")
     page.run("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'M', shiftKey: true, bubbles: true}))")
     page.until("location.hash.includes('episode=1') && document.querySelector('.scrubber').value === '59'")
+
+
+SWEEP = """
+const over = document.querySelector('[data-column=return] .u-over'), box = over.getBoundingClientRect();
+for (let y = 0; y < box.height; y++) for (let x = box.width / 2; x < box.width; x += 9) {
+  const send = kind => over.dispatchEvent(new PointerEvent(kind, {clientX: box.left + x, clientY: box.top + y}));
+  send('pointermove');
+  if (!over.matches('.near')) continue;
+  send('pointerdown'), send('pointerup');
+  return true;
+}
+"""
+
+
+def test_branches_fan_out_from_the_step_and_open_beside_the_recording(driver, tmp_path):
+    browser.look(driver)
+    with browser.served(cartpoles(tmp_path / "cart", 1)) as served:
+        page = Page(driver, served)
+        page.go("#trace=0&episode=0&step=4")
+        page.until("document.querySelector('.whatif option') && document.querySelector('[data-column=return] canvas')")
+        page.press("i")
+        page.run("document.querySelector('.whatif input').value = 3")
+        page.run("document.querySelector('.whatif form').requestSubmit()")
+        page.until("document.querySelectorAll('.strip .dot').length === 3")
+        page.until("document.querySelector('.whatif output').textContent.startsWith('3 branches')")
+        page.until(f"(() => {{ {SWEEP} }})()")
+        page.until("location.hash.includes('compare=1:') && document.querySelector('.banner.difference')")
+        assert "a click opens it" in page.text(".whatif .note")
+        strip = "document.querySelector('.strip')"
+        for name in ("Home", "ArrowRight", "Enter"):
+            page.run(f"{strip}.dispatchEvent(new KeyboardEvent('keydown', {{key: '{name}', bubbles: true}}))")
+        wanted = page.run(f"return {strip}.getAttribute('aria-valuetext')").split(":")[0].removeprefix("branch ")
+        page.until("/compare=1:(\\d+)/.exec(location.hash)[1] === arguments[0]", wanted)
+        assert page.messages() == []
 
 
 def test_recorded_text_is_shown_and_never_run(page):

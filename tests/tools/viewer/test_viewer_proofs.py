@@ -1,7 +1,9 @@
 """Lint, check, verify and conditions on steps that the page runs: results, consent, one at a time."""
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -9,10 +11,11 @@ import pytest
 from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, asked, cartpoles
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import Trace, TraceRecordingWrapper, open_trace
 from gym_trace.errors import TraceError
+from gym_trace.tools.audit.report import Claim
 from gym_trace.tools.viewer.answers import Answers
-from gym_trace.tools.viewer.proofs import Proofs
+from gym_trace.tools.viewer.proofs import Proofs, _proved
 from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.server import Viewer, pages_of
 
@@ -109,3 +112,25 @@ def test_only_a_post_of_the_page_runs_a_tool(tmp_path: Path, proofs: Proofs) -> 
         assert client.post("/api/proofs", content=ask.replace("lint", "rm"), headers=headers).status_code == 400
         assert client.post("/api/proofs", content=ask, headers=headers).status_code == 200
     viewer._socket.close()
+
+
+def test_an_audit_sends_its_claims_and_has_a_directory_for_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    seen: list[str] = []
+
+    def audited(trace: Trace, on_claim: Callable[[Claim], None], **_: Any) -> None:
+        seen.append(tempfile.mkdtemp())
+        on_claim(Claim("seeded", "yes", "4 of 4"))
+        on_claim(Claim("lanes", "no", "differs in lane 2"))
+
+    monkeypatch.setattr("gym_trace.tools.viewer.proofs.audit", audited)
+    monkeypatch.setattr("tempfile.tempdir", None)  # and restored, as the variable
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    connection = SimpleNamespace(send=sent.append)
+    _proved(connection, str(tmp_path), "audit", open_trace(cartpoles(tmp_path / "cart", 1)), Recipe(), "")
+    _, summary, is_good, marks, _, claims = sent[-1]
+    assert (summary, is_good, marks) == ("1 of 2 claims hold, 1 fails", False, [])
+    assert claims == [("seeded", "yes", "4 of 4"), ("lanes", "no", "differs in lane 2")]
+    assert Path(seen[0]).parent == tmp_path
