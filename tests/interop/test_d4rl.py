@@ -135,7 +135,7 @@ def test_traces_of_real_environments_go_out_and_come_back(
 def test_nested_observations_raise_before_anything_is_written(
     name: str, record: Callable[[str], Path], tmp_path: Path
 ) -> None:  # fmt: skip
-    with pytest.raises(InvalidOption, match="one array of numbers for observations"):
+    with pytest.raises(InvalidOption, match="observations: not one array of numbers"):
         gym_trace.export(record(name), tmp_path / "out.hdf5", "d4rl")
     assert not any(tmp_path.iterdir())
 

@@ -5,7 +5,7 @@ The contract below is the only thing that the rest of gym-trace knows about a fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -14,6 +14,7 @@ import numpy as np
 
 from gym_trace.exchange.formats.imported import Imported
 from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.row_types import RowType
 
 
 class Loss(NamedTuple):
@@ -154,21 +155,30 @@ class ImportReport:
 # -- losses that most formats have ------------------------------------------------------------------------------------
 
 
-def losses(source: ExportSource, *names: str) -> Iterator[Loss]:
+RESTORED = "; only an import restores them"
+
+
+def losses(source: ExportSource, *names: str, restored: bool = False) -> Iterator[Loss]:
     """Yield the named losses that apply, such as "seed" if an episode has one. Raises CorruptTrace.
 
     names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
-    "dtype", "empty_episode", "parts", "facts".
+    "dtype", "empty_episode", "parts", "facts". restored: the file has them, but only an importer reads them.
     """
     for name in names:
         noun, sentence, find = _USUAL[name]
         if found := find(source):
             amount = f"{found:,} {noun}{'s' * (found != 1)}" if isinstance(found, int) else ", ".join(sorted(found))
-            yield Loss(name, sentence.format(amount))
+            yield Loss(name, sentence.format(amount) + RESTORED * restored)
 
 
-def _mixed_columns(source: ExportSource) -> list[str]:
-    return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
+def mixed_dtypes(forms: Mapping[Any, RowType | None]) -> Iterator[Loss]:
+    """Yield the loss of columns whose rows had several dtypes. forms: by the paths of the columns."""
+    if mixed := _mixed(forms):
+        yield Loss("dtype", _USUAL["dtype"][1].format(", ".join(sorted(mixed))))
+
+
+def _mixed(forms: Mapping[Any, RowType | None]) -> list[str]:
+    return [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in forms.items() if form and form.mixed]
 
 
 # By name: noun, sentence, and a function that returns the count or the names.
@@ -178,7 +188,11 @@ _USUAL: dict[str, tuple[str, str, Callable[[ExportSource], int | list[str]]]] = 
         "annotations are not kept: {}",
         lambda source: [str(path[1]) for path in source.forms if path[0] == "annotations"],
     ),
-    "dtype": ("", "rows of several dtypes are written as one that holds them all: {}", _mixed_columns),
+    "dtype": (
+        "",
+        "rows of several dtypes are written as one that holds them all: {}",
+        lambda source: _mixed(source.forms),
+    ),
     "empty_episode": (
         "episode",
         "{} without steps: skipped",

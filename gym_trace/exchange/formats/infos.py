@@ -13,8 +13,12 @@ import numpy as np
 import zstandard
 
 from gym_trace.data.packing import pack, unpack
-from gym_trace.data.values import ABSENT, Array, objects
+from gym_trace.data.trees import joined
+from gym_trace.data.values import ABSENT, Array, objects, placeholder
 from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.exchange.formats.columns import Column
+from gym_trace.exchange.formats.contract import RESTORED, Loss
+from gym_trace.exchange.formats.rows import named
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.format import wire
@@ -30,25 +34,36 @@ _NUMBERS = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(n
 
 
 class InfoColumn(NamedTuple):
-    """A column of infos or annotations. path: keys into an info. dtype: None for text."""
+    """A key of infos, or an annotation, that can be a column. path: keys into an info. dtype: None for text."""
 
     path: tuple[str, ...]
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...] = ()
 
-    def rows(self, window: Window) -> Any:
-        """Return the rows for the steps of a window: an array (steps, *shape), or a list of text."""
+    def column(self, has_reset: bool = False) -> Column:
+        """Return the column of a format, below infos. has_reset: with a row for the info of the reset."""
+        form = None if self.dtype is None else RowType(self.dtype, self.shape)
+        return Column(("infos", *self.path), form, self._with_reset if has_reset else self._rows, has_reset)
+
+    def _rows(self, window: Window) -> Any:
         if self.path[0] == ANNOTATIONS:
             return window.columns.get(self.path, np.empty((0, *self.shape), self.dtype))
-        return self._array([_at(info, self.path) for info in window.columns[("infos",)]])
+        return self._array([_at(info, self.path) for info in window.columns.get(("infos",), ())])
+
+    def _with_reset(self, window: Window) -> Any:
+        rows = self._rows(window)
+        if not window.opens:
+            return rows
+        reset = self.of_reset(window.episode.reset_info)
+        return joined(placeholder(self.dtype, self.shape) if reset is None else reset, rows)
 
     def of_reset(self, info: Any) -> Any:
         """Return the value in the info of a reset, (1, *shape) or a list of one; None if it does not fit."""
         if self.path[0] == ANNOTATIONS:
             return None
         value = _at(info, self.path)
-        joined = _joined(_kind([value]), (self.dtype, self.shape))
-        return self._array([value]) if joined == (self.dtype, self.shape) else None
+        joined_kind = _joined(_kind([value]), (self.dtype, self.shape))
+        return self._array([value]) if joined_kind == (self.dtype, self.shape) else None
 
     def _array(self, values: list[Any]) -> Any:
         return values if self.dtype is None else np.array(values, self.dtype).reshape(len(values), *self.shape)
@@ -57,12 +72,12 @@ class InfoColumn(NamedTuple):
 class InfoColumns(NamedTuple):
     """Result of info_columns().
 
-    columns: in the order of their paths. has_infos: True if infos were recorded.
+    found: in the order of their paths. has_infos: True if infos were recorded.
     left_out: names of infos that not every step has, or not with one type. unlike: the same for annotations.
     missing: names of columns that not every reset has.
     """
 
-    columns: tuple[InfoColumn, ...] = ()
+    found: tuple[InfoColumn, ...] = ()
     has_infos: bool = False
     left_out: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
@@ -72,6 +87,12 @@ class InfoColumns(NamedTuple):
     def need_packing(self) -> bool:
         """Return True if packed() has anything to pack: infos, or annotations that cannot be columns."""
         return self.has_infos or bool(self.unlike)
+
+    def losses(self) -> Iterator[Loss]:
+        """Yield what the loader of a format with these columns does not return."""
+        for what, names in (("infos", self.left_out), ("annotations", self.unlike)):
+            if names:
+                yield Loss(what, f"{what} missing from some steps, or of varying type: {named(names)}{RESTORED}")
 
 
 def info_columns(source: ExportSource) -> InfoColumns:
@@ -236,8 +257,13 @@ class PackedInfos:
         return infos if has_infos else None, {name: objects(column) for name, column in columns.items()}
 
 
-def info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Return the info of one step. values: of its columns, by path."""
+def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
+    """Return the infos of some steps. columns: one row per step, by path."""
+    rows = {path: list(values) for path, values in columns.items()}
+    return [_info_of({path: values[i] for path, values in rows.items()}) for i in range(count)]
+
+
+def _info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     info: dict[str, Any] = {}
     for (*outer, last), value in values.items():
         inner = info

@@ -1,21 +1,25 @@
-"""Helpers of importers: rows in portions, infos from columns, and spaces for values of any type."""
+"""Helpers of importers: rows in portions, and spaces for values of any type."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from gym_trace.data.layout import PlainSpace
 from gym_trace.data.schema import Layouts, WriterSchema
-from gym_trace.data.trees import cut, joined
+from gym_trace.data.trees import cut, joined, leaves_of, mapped
+from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.identity import malformed, read_about
-from gym_trace.exchange.formats.infos import info_of
+from gym_trace.exchange.formats.imported import NewSteps
 from gym_trace.printable import printable
 
 _LONGEST_TEXT = 1 << 16
+_NEXT_DIFFER = "some next observations differ from the following observations; skipped"
 ANY_TEXT: PlainSpace = {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
 
 
@@ -53,6 +57,54 @@ class RowQueue:
         return self._at - begin, cut(self._block, begin, self._at)
 
 
+def steps_of(
+    queue: RowQueue,
+    steps: int,
+    final: Any,
+    warnings: list[str],
+    check: Callable[[dict[str, Any]], None] = lambda rows: None,
+) -> Iterator[NewSteps]:
+    """Take the steps of the next episode from a table with one row per step.
+
+    Args:
+        queue: of maps by the fields of NewSteps; observations are those before the steps, and next_observations, if
+            there are any, those after them.
+        final: the final observation of a table without next_observations, one row.
+        warnings: gets one if next_observations are not the following observations, as a trace stores these only.
+        check: called with all rows, to raise UnreadableRecording.
+    """
+
+    def parts() -> Iterator[tuple[Any, Any]]:
+        left = steps
+        rows: dict[str, Any] = {}
+        while left and not queue.is_over():
+            count, rows = queue.take(left)
+            left -= count
+            check(rows)
+            yield rows["observations"], rows
+        yield (cut(rows["next_observations"], -1) if "next_observations" in rows else final), None
+
+    for observations, rows in after_steps(parts()):
+        after = rows.get("next_observations")
+        if after is not None and _NEXT_DIFFER not in warnings:
+            same = mapped(lambda a, b: _bits(a[len(a) - len(b) :]) == _bits(b), observations, after)
+            warnings += [] if all(leaves_of(same)) else [_NEXT_DIFFER]
+        yield NewSteps(observations, **{name: rows[name] for name in NewSteps._fields[1:] if name in rows})
+
+
+def _bits(rows: Any) -> Any:
+    return rows.tobytes() if isinstance(rows, np.ndarray) else list(rows)
+
+
+def lengths_between(is_end: Iterable[Array]) -> list[int]:
+    """Return the numbers of steps of consecutive episodes. is_end: True for the last steps, in portions, bool."""
+    flags = np.concatenate([*is_end])
+    ends = np.flatnonzero(flags) + 1
+    if len(flags) > (ends[-1] if len(ends) else 0):
+        ends = np.append(ends, len(flags))
+    return [int(length) for length in np.diff(ends, prepend=0)]
+
+
 def named(names: Sequence[str], most: int = 10) -> str:
     """Return the first names as text, and the number of the others."""
     return printable(", ".join(names[:most]))[:1000] + (f" and {len(names) - most:,} more" if len(names) > most else "")
@@ -61,12 +113,6 @@ def named(names: Sequence[str], most: int = 10) -> str:
 def custom(description: str) -> PlainSpace:
     """Return a space for arbitrary values, with a description."""
     return {"type": "custom", "class": "", "repr": description}
-
-
-def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
-    """Return the infos of some steps. columns: one row per step, by path."""
-    rows = {path: list(values) for path, values in columns.items()}
-    return [info_of({path: values[i] for path, values in rows.items()}) for i in range(count)]
 
 
 def first_writer(about: str) -> tuple[dict[str, Any], Layouts]:

@@ -265,7 +265,7 @@ def test_a_text_that_every_row_of_a_table_shares_takes_memory_once(
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * len(table), pa.int32()), pa.array(["x" * 4096]))
     pq.write_table(table.append_column("text", shared), file, store_schema=False)
     monkeypatch.setattr("gym_trace.exchange.formats.parquet.tables._MOST_BYTES", 8192)
-    with _ArrowFile(file) as opened:
+    with _ArrowFile(file, {}) as opened:
         assert {len(batch) for batch in opened.batches(1024)} <= {1, 2}
 
 

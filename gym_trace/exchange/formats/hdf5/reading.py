@@ -27,7 +27,6 @@ MOST_ARRAYS = 1000
 _DEEPEST = 8
 _MOST_TEXT, _TEXT_ROW = 64 << 20, 64 << 10  # bytes per text, and estimate per row of text
 _LEAST_TEXTS_AT_ONCE = 8
-_BLOCK = 8 << 20  # bytes that are read ahead
 _CACHE = 1 << 20  # bytes of decompressed chunks that HDF5 caches per array
 _MOST_BAND = 1 << 29  # bytes of a band: one row of chunks, which are decompressed together
 _LEAST_CACHE_SLOTS = 521  # the default of HDF5
@@ -301,6 +300,11 @@ class H5Rows:
     def _decoded(text: Any) -> str:
         return text.decode() if isinstance(text, bytes) else str(text)
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rows, read some at a time."""
+        for begin, end in step_ranges(len(self), self.row_size):
+            yield from self.read(begin, end)
+
     def text(self) -> str:
         """Return the array as text. Raises UnreadableRecording if it is not text."""
         text = self.read() if self.is_text and not self.shape else None
@@ -314,24 +318,3 @@ def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
     count = max(1, min(4096, (4 << 20) // max(1, row_size)))
     for begin in range(0, max(1, steps), count):
         yield begin, min(steps, begin + count)
-
-
-class ReadAhead:
-    """Reads H5Rows in order, many at a time."""
-
-    def __init__(self, rows: H5Rows, arrays: int = 1):
-        """arrays: number of arrays that are read ahead together; they share the memory."""
-        self.rows = rows
-        self._begin = 0
-        self._block: Any = None
-        self._block_rows = max(1, min(1 << 16, _BLOCK // arrays // rows.row_size))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, begin: int, end: int) -> Any:
-        """Return rows; see H5Rows.read()."""
-        if self._block is None or begin < self._begin or end > self._begin + len(self._block):
-            self._begin = begin
-            self._block = self.rows.read(begin, max(end, min(len(self.rows), begin + self._block_rows)))
-        return self._block[begin - self._begin : end - self._begin]

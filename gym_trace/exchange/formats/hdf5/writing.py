@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import h5py
@@ -17,7 +17,9 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from gym_trace.data.values import Array
-from gym_trace.exchange.formats.infos import InfoColumn
+from gym_trace.exchange.formats.columns import Column
+from gym_trace.exchange.formats.steps.windows import Window
+from gym_trace.playback.row_types import RowType
 from gym_trace.storage.interrupts import held_back
 
 TEXT = h5py.string_dtype()
@@ -94,17 +96,13 @@ def new_group(parent: Group, name: str) -> Group:
 
 
 class Arrays:
-    """Creates datasets of one name, dtype and row shape, and looks up their HDF5 types only once.
+    """Creates datasets of one name and RowType, and looks up their HDF5 types only once. form: None for text."""
 
-    dtype: None for text. shape: of a row.
-    """
-
-    def __init__(self, name: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()):
-        self.name = name
-        self._encoded, self._shape = name.encode(), shape
-        self._dtype = TEXT if dtype is None else dtype.newbyteorder("<")
+    def __init__(self, name: str, form: RowType | None):
+        self._name, self._shape = name.encode(), () if form is None else form.shape
+        self._dtype = TEXT if form is None else form.dtype.newbyteorder("<")
         self._type, self._memory = h5t.py_create(self._dtype, logical=True), h5t.py_create(self._dtype)
-        self._size = self._dtype.itemsize * math.prod(shape)
+        self._size = self._dtype.itemsize * math.prod(self._shape)
         self._is_compressed = self._dtype.itemsize == 1 and self._size >= _LEAST_COMPRESSED
         self._contiguous, self._compact = _properties(self._dtype), _properties(self._dtype, h5d.COMPACT)
 
@@ -116,7 +114,7 @@ class Arrays:
             properties.set_deflate(1)
         else:
             properties = self._compact if 0 < rows * self._size <= _MOST_COMPACT else self._contiguous
-        return h5d.create(group, self._encoded, self._type, h5s.create_simple((rows, *self._shape)), properties)
+        return h5d.create(group, self._name, self._type, h5s.create_simple((rows, *self._shape)), properties)
 
     def write(self, dataset: Dataset, begin: int, rows: Any) -> None:
         """Write rows into a dataset of new(). begin: index of the first."""
@@ -131,11 +129,28 @@ class Arrays:
         dataset.write(h5s.create_simple(array.shape), space, array, self._memory)
 
 
-def info_arrays(columns: Sequence[InfoColumn]) -> tuple[list[Arrays], list[str]]:
-    """Return the Arrays for columns of infos, and the names of their groups, outer ones first."""
-    arrays = [Arrays("/".join(("infos", *column.path)), column.dtype, column.shape) for column in columns]
-    groups = {"/".join(("infos", *column.path[:end])) for column in columns for end in range(len(column.path))}
-    return arrays, sorted(groups)
+class Datasets:
+    """The datasets of the columns of a map, in one group after the other."""
+
+    def __init__(self, columns: Sequence[Column], groups: Iterable[str] = ()):
+        """groups: further ones to create, without datasets."""
+        self._columns = columns
+        self._arrays = [Arrays("/".join(column.name), column.form) for column in columns]
+        outer = {"/".join(column.name[:end]) for column in columns for end in range(1, len(column.name))}
+        self._groups = sorted(outer.union(groups))  # outer ones first
+
+    def create(self, group: Group, steps: int) -> None:
+        """Create the datasets of this number of steps in a group."""
+        for name in self._groups:
+            new_group(group, name)
+        self._datasets = [
+            arrays.new(group, steps + column.has_reset) for column, arrays in zip(self._columns, self._arrays)
+        ]
+
+    def write(self, window: Window, begin: int = 0) -> None:
+        """Write the rows of a window. begin: row of the first step of its episode."""
+        for column, arrays, dataset in zip(self._columns, self._arrays, self._datasets):
+            arrays.write(dataset, begin + column.begin(window), column.rows(window))
 
 
 class BlobArray:
@@ -146,9 +161,9 @@ class BlobArray:
         self._dataset = file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(1024,))
         self._pending: list[Array] = []
 
-    def add(self, data: bytes) -> None:
-        """Append a byte string."""
-        self._pending.append(np.frombuffer(data, np.uint8))
+    def add(self, items: Iterable[bytes]) -> None:
+        """Append byte strings."""
+        self._pending += (np.frombuffer(data, np.uint8) for data in items)
         if len(self._pending) >= 1024:
             self.write()
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -20,16 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.data.episode import Episode
-from gym_trace.data.layout import Layout, Leaf, PlainSpace
-from gym_trace.data.schema import Layouts
-from gym_trace.data.values import Array, placeholder
+from gym_trace.data.layout import PlainSpace
+from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json, widest
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
-from gym_trace.exchange.formats.infos import ANNOTATIONS, PackedInfos, packed
+from gym_trace.exchange.formats.imported import NewEpisode
+from gym_trace.exchange.formats.infos import PackedInfos, packed
 from gym_trace.exchange.formats.minari.plan import FILE, MinariPlan, are_options
-from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
+from gym_trace.exchange.formats.minari.reading import InfoRows, KnownSpaces, Name, episode_of, spaces_of
 from gym_trace.exchange.formats.parquet.tables import (
     batches,
     dtype_of,
@@ -40,13 +40,11 @@ from gym_trace.exchange.formats.parquet.tables import (
     parquet_file,
     row_size,
 )
-from gym_trace.exchange.formats.rows import custom, infos_of
-from gym_trace.exchange.formats.source import flags
+from gym_trace.exchange.formats.rows import custom
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
 
 _IN_MEMORY = 32 << 20  # bytes of a column of an episode; longer ones are gathered in a scratch file
-_FLAG = RowType(np.dtype(np.bool_), ())
 
 
 class ArrowEpisodes:
@@ -55,34 +53,26 @@ class ArrowEpisodes:
     Minari cannot read episodes without steps, so they are skipped.
     """
 
-    def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts, kind: str):
+    def __init__(self, data: FilePath, plan: MinariPlan, kind: str):
         self.count = 0
-        self._data, self._plan, self._layouts, self._kind = data, plan, layouts, kind
+        self._data, self._plan, self._kind = data, plan, kind
         self._scratch: list[FilePath] = []
 
     def begin(self, episode: Episode, identity: str) -> None:
         """Write the metadata of an episode, before its steps."""
-        self._steps = len(episode)
-        if not self._steps:
+        if not len(episode):
             return
         self._directory = self._data / str(self.count)
         self._directory.mkdir()
-        metadata: dict[str, Any] = {"id": self.count, "total_steps": self._steps, KEY: identity}
+        metadata: dict[str, Any] = {"id": self.count, "total_steps": len(episode), KEY: identity}
         if episode.seed is not None:
             metadata["seed"] = episode.seed
         if episode.options is not None and are_options(episode.options, is_hdf5=False):
             metadata["options"] = episode.options
         (self._directory / FILE).write_text(json.dumps(metadata))
-        rows, plan = self._steps + 1, self._plan
-        self._columns = {path: self._column(rows, form) for path, form in plan.forms.items()}
-        self._rewards = self._column(rows, plan.rewards)
-        self._flags = [self._column(rows, _FLAG), self._column(rows, _FLAG)]
-        forms = (None if column.dtype is None else RowType(column.dtype, column.shape) for column in plan.infos.columns)
-        self._infos = [self._column(rows, form) for form in forms]
-        self._packed: list[bytes | None] = [None] * rows if plan.infos.need_packing else []
-        for column, data in zip(plan.infos.columns, self._infos):
-            value = column.of_reset(episode.reset_info)
-            data[:1] = placeholder(column.dtype, column.shape) if value is None else value
+        rows = len(episode) + 1
+        self._rows = [self._column(rows, column.form) for column in self._plan.columns]
+        self._packed: list[bytes | None] = [None] * rows if self._plan.infos.need_packing else []
 
     def _column(self, rows: int, form: RowType | None) -> Any:
         """Return an array for the rows of an episode, the last of them 0; for text, a list of None."""
@@ -98,19 +88,11 @@ class ArrowEpisodes:
 
     def add(self, window: Window) -> None:
         """Add steps of the current episode; write it after the last of them."""
-        if not self._steps:
+        if not window.steps:
             return
-        columns, start, end = window.columns, window.start, window.start + window.steps
-        skipped = 0 if window.opens else 1
-        for path, data in self._columns.items():
-            if path[0] == "observations":
-                data[start + skipped : end + 1] = columns[path][skipped:]
-            else:
-                data[start:end] = columns[path]
-        for data, rows in zip((self._rewards, *self._flags), (columns[("rewards",)], *flags(window)), strict=True):
-            data[start:end] = rows
-        for column, data in zip(self._plan.infos.columns, self._infos):
-            data[start + 1 : end + 1] = column.rows(window)
+        for column, data in zip(self._plan.columns, self._rows):
+            rows, begin = column.rows(window), column.begin(window)
+            data[begin : begin + len(rows)] = rows
         if self._packed:
             for first, packed_infos in packed(window, self._plan.infos):
                 self._packed[first] = packed_infos
@@ -118,7 +100,12 @@ class ArrowEpisodes:
             self._write()
 
     def _write(self) -> None:
-        batch = pa.RecordBatch.from_pydict(dict(self._arrays()))
+        named_rows = [(column.name, rows) for column, rows in zip(self._plan.columns, self._rows)]
+        arrays, fields = _arrays(named_rows)
+        if self._packed:
+            arrays.append(pa.array(self._packed, pa.binary()))
+            fields.append(pa.field(KEY, pa.binary()))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
         path = str(self._directory / f"part-0.{self._kind}")
         if self._kind == "arrow":
             with pa.ipc.new_file(path, batch.schema) as file:
@@ -134,151 +121,69 @@ class ArrowEpisodes:
         while self._scratch:
             self._scratch.pop().unlink(missing_ok=True)
 
-    def _arrays(self) -> Iterator[tuple[str, pa.Array]]:
-        columns = iter(self._columns.values())
-        yield "observations", _tree(self._layouts.observations, columns)
-        yield "actions", _tree(self._layouts.actions, columns)
-        for name, data in zip(("rewards", "terminations", "truncations"), (self._rewards, *self._flags), strict=True):
-            yield name, pa.array(data)
-        if self._infos:
-            paths = [column.path for column in self._plan.infos.columns]
-            yield "infos", _struct(list(zip(paths, self._infos)))
-        if self._packed:
-            yield KEY, pa.array(self._packed, pa.binary())
 
+def _arrays(columns: list[tuple[Name, Any]], in_infos: bool = False) -> tuple[list[pa.Array], list[pa.Field]]:
+    """Return columns as arrays and their fields; those with longer names are in structs.
 
-def _tree(layout: Layout, columns: Iterator[Any]) -> pa.Array:
-    if isinstance(layout, Leaf):
-        return _arrow_array(next(columns))
-    parts = {str(key): _tree(child, columns) for key, child in layout.parts()}
-    return pa.StructArray.from_arrays(list(parts.values()), names=list(parts))
-
-
-def _arrow_array(data: Any) -> pa.Array:
-    if isinstance(data, list):
-        return pa.array(data, pa.string())
-    if data.ndim == 1:
-        return pa.array(data)
-    return pa.FixedSizeListArray.from_arrays(pa.array(data.reshape(-1)), math.prod(data.shape[1:]))
-
-
-def _struct(columns: list[tuple[tuple[str, ...], Any]]) -> pa.Array:
-    """Return infos as Minari reads them: arrays are lists, with their shape as metadata of the field.
-
-    Values in maps get names such as "goal/x", because Minari would convert the values of maps to Python's types.
+    Arrays of infos are lists, with their shape as metadata of the field, as Minari reads them.
     """
     arrays, fields = [], []
-    for path, data in columns:
-        arrays.append(_arrow_array(data))
-        is_array = isinstance(data, np.ndarray) and data.ndim > 1
-        shape = {"shape": ",".join(map(str, data.shape[1:]))} if is_array else None
-        fields.append(pa.field("/".join(path), arrays[-1].type, metadata=shape))
-    return pa.StructArray.from_arrays(arrays, fields=fields)
+    for name, group in groupby(columns, key=lambda column: column[0][0]):
+        members = [(path[1:], rows) for path, rows in group]
+        metadata, rows = None, members[0][1]
+        if members[0][0]:
+            inner, inner_fields = _arrays(members, in_infos or name == "infos")
+            arrays.append(pa.StructArray.from_arrays(inner, fields=inner_fields))
+        elif isinstance(rows, list):
+            arrays.append(pa.array(rows, pa.string()))
+        elif rows.ndim == 1:
+            arrays.append(pa.array(rows))
+        else:
+            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), math.prod(rows.shape[1:])))
+            metadata = {"shape": ",".join(map(str, rows.shape[1:]))} if in_infos else None
+        fields.append(pa.field(name, arrays[-1].type, metadata=metadata))
+    return arrays, fields
 
 
 _MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # limits of the rows that are read at a time
 _DEEPEST = 32
 _MAGIC_BYTES = 8  # before the first message of an Arrow file
-Fault = Callable[[str], UnreadableRecording]
 
 
 class ArrowReader:
-    """Reads the directories. spaces: None: as wide as the arrays. has_jpeg: images are JPEG."""
+    """Reads the directories. known: its spaces. has_jpeg: images are JPEG."""
 
-    def __init__(self, data: FilePath, kind: str, spaces: tuple[PlainSpace | None, PlainSpace | None], has_jpeg: bool):
-        self._data, self._kind, self._has_jpeg = data, kind, has_jpeg
+    def __init__(self, data: FilePath, kind: str, known: KnownSpaces, has_jpeg: bool):
+        self._kind, self._has_jpeg = kind, has_jpeg
         paths = [path for path in data.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
         self._directories = sorted(paths, key=lambda path: int(path.name))
-        self.spaces = self._space("observations", spaces[0]), self._space("actions", spaces[1])
+        if not self._directories:
+            raise UnreadableRecording(f"{data}: no episodes")
+        with self._opened(self._directories[0]) as file, located(file.path):
+            self.spaces = spaces_of(file, known)
 
     def __len__(self) -> int:
         return len(self._directories)
 
-    def _space(self, root: str, known: PlainSpace | None) -> PlainSpace:
-        if known is not None:
-            return known
-        if not self._directories:
-            raise UnreadableRecording(f"{self._data}: no episodes and no spaces")
-        with _ArrowFile(self._directories[0] / f"part-0.{self._kind}") as file, located(file.path):
-            return _widest(file.field(root), 0)
+    def _opened(self, directory: FilePath) -> _ArrowFile:
+        metadata = read_json(directory / FILE) if (directory / FILE).is_file() else {}
+        return _ArrowFile(directory / f"part-0.{self._kind}", metadata)
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
         for directory in self._directories:
-            with _ArrowFile(directory / f"part-0.{self._kind}") as file, located(file.path):
-                yield self._episode(file, directory)
-
-    def _episode(self, file: _ArrowFile, directory: FilePath) -> NewEpisode:
-        metadata = read_json(directory / FILE) if (directory / FILE).is_file() else {}
-        identity, seed, options = metadata.get(KEY), metadata.get("seed"), metadata.get("options")
-        reset_info, is_ours = None, isinstance(identity, str)
-        if "infos" in file.schema.names and not is_ours:
-            reset_info = _infos(next(file.batches(1)).column("infos"), file.fault)[0]
-        return NewEpisode(
-            file.rows - 1,
-            self._parts(file, is_ours),
-            seed=seed if type(seed) is int and seed >= 0 else None,
-            options=options if isinstance(options, dict) else None,
-            reset_info=reset_info,
-            identity=identity if is_ours else None,
-        )
-
-    def _parts(self, file: _ArrowFile, is_ours: bool) -> Iterator[NewSteps]:
-        """Yield steps. A row of the file has an observation, its info and the action; the last row has no action."""
-        unpacked = PackedInfos() if KEY in file.schema.names else None
-        row, before = 0, None
-        with located(file.path):
-            for batch in file.batches(file.rows_at_a_time):
-                if unpacked is not None:
-                    for first, data in enumerate(batch.column(KEY).to_pylist(), row):
-                        if data is not None:
-                            unpacked.add(first, data)
-                row += len(batch)
-                rows = batch if before is None else pa.concat_batches([before, batch])
-                before = batch.slice(len(batch) - 1)
-                if len(rows) > 1 or file.rows == 1:
-                    yield self._steps(rows, unpacked, is_ours, has_initial=len(rows) == row, fault=file.fault)
-
-    def _steps(
-        self, rows: pa.RecordBatch, unpacked: PackedInfos | None, is_ours: bool, has_initial: bool, fault: Fault
-    ) -> NewSteps:  # fmt: skip
-        steps, observed = rows.slice(0, len(rows) - 1), rows if has_initial else rows.slice(1)
-        infos, annotations = (None, {}) if unpacked is None else unpacked.take(len(steps))
-        if is_ours:
-            annotations |= _annotations(rows.slice(1), fault)
-        elif "infos" in rows.schema.names:
-            infos = _infos(rows.slice(1).column("infos"), fault)
-        terminations, truncations = (_flags(steps.column(name), fault) for name in ("terminations", "truncations"))
-        return NewSteps(
-            self._tree(observed.column("observations"), self.spaces[0], fault, 0),
-            self._tree(steps.column("actions"), self.spaces[1], fault, 0),
-            _array(steps.column("rewards"), fault),
-            terminations,
-            truncations,
-            infos,
-            annotations,
-        )
-
-    def _tree(self, column: pa.Array, space: PlainSpace, fault: Fault, depth: int) -> Any:
-        if space["type"] in ("Dict", "Tuple"):
-            if not pa.types.is_struct(column.type) or depth > _DEEPEST:
-                raise fault("column of a Dict or Tuple space must be a struct")
-            is_dict = space["type"] == "Dict"
-            parts = space["spaces"] if is_dict else list(enumerate(space["spaces"]))
-            if sorted(field.name for field in column.type) != sorted(str(key) for key, _ in parts):
-                raise fault("column lacks parts of its space")
-            values = {key: self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in parts}
-            return values if is_dict else tuple(values.values())
-        if self._has_jpeg and pa.types.is_binary(column.type) and is_picture(space):
-            return jpeg_pictures(column.to_pylist(), tuple(space["shape"]), fault)
-        return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
+            with self._opened(directory) as file, located(file.path):
+                yield episode_of(file, self.spaces, self._has_jpeg)
 
 
 class _ArrowFile:
-    """The file of an episode. rows: number of rows, at least one. rows_at_a_time: number of rows to read at a time."""
+    """The file of an episode; see StoredEpisode. rows: their number, one more than steps.
 
-    def __init__(self, path: FilePath):
-        self.path = path
+    A row has an observation, its info and the action; the last row has no action.
+    """
+
+    def __init__(self, path: FilePath, attributes: dict[str, Any]):
+        self.path, self.attributes = path, attributes
         self._mapped: pa.MemoryMappedFile | None = None
         with located(path):
             if path.suffix == ".parquet":
@@ -291,11 +196,16 @@ class _ArrowFile:
                     self.schema = file.schema
                 self.rows = sum(map(len, self._mapped_batches()))
             for name in ("observations", "actions", "rewards", "terminations", "truncations"):
-                self.field(name)
+                if name not in self.schema.names:
+                    raise self.fault(f"has no column {name}")
             total_size = sum(row_size(field.type) for field in self.schema)
         self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, total_size)))
         if not self.rows:
             raise self.fault("no rows; even an episode without steps has one, for the reset")
+        self.steps = self.rows - 1
+        self._block: pa.RecordBatch | None = None
+        self._first = 0  # row of the episode at which self._block begins
+        self._unpacked = PackedInfos() if KEY in self.schema.names else None
 
     def __enter__(self) -> _ArrowFile:
         return self
@@ -308,11 +218,83 @@ class _ArrowFile:
         """Return an error about the file."""
         return UnreadableRecording(f"{self.path}: {problem}")
 
-    def field(self, name: str) -> pa.DataType:
-        """Return the type of a column."""
-        if name not in self.schema.names:
-            raise self.fault(f"has no column {name}")
-        return self.schema.field(name).type
+    # -- columns --------------------------------------------------------------------------------------------------
+
+    def part_of_tuple(self, index: int) -> str:
+        return str(index)
+
+    def _field(self, name: Name) -> pa.Field:
+        field = self.schema.field(name[0])
+        for part in name[1:]:
+            if not pa.types.is_struct(field.type) or field.type.get_field_index(part) < 0:
+                raise self.fault(f"{'/'.join(name)}: missing, or named twice")
+            field = field.type.field(part)
+        return field
+
+    def parts(self, name: Name) -> list[str] | None:
+        kind = self._field(name).type
+        return [field.name for field in kind] if pa.types.is_struct(kind) else None
+
+    def widest(self, name: Name) -> PlainSpace:
+        kind, shape = self._field(name).type, tuple[int, ...]()
+        if pa.types.is_fixed_size_list(kind):
+            shape, kind = (kind.list_size,), kind.value_type
+        return widest(dtype_of(kind), shape) if is_number(kind) else custom(str(kind)[:100])
+
+    def info_names(self) -> list[Name]:
+        names, pending = list[Name](), [("infos",)] if "infos" in self.schema.names else list[Name]()
+        while pending:
+            name = pending.pop(0)
+            parts = self.parts(name)
+            if parts is not None and len(name) <= _DEEPEST:
+                pending += [(*name, part) for part in parts]
+            elif len(name) == 1 or parts is not None:
+                raise self.fault("infos must be a struct")
+            else:
+                names.append(name[1:])
+        return names
+
+    def row_size(self, name: Name) -> int:
+        return row_size(self._field(name).type)
+
+    def has_files(self, name: Name) -> bool:
+        return bool(pa.types.is_binary(self._field(name).type))
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def ranges(self, row_size: int) -> Iterator[tuple[int, int]]:
+        before, end = None, 0
+        with located(self.path):
+            for batch in self.batches(self.rows_at_a_time):
+                if self._unpacked is not None:
+                    for first, data in enumerate(batch.column(KEY).to_pylist(), end):
+                        if data is not None:
+                            self._unpacked.add(first, data)
+                self._block = batch if before is None else pa.concat_batches([before, batch])
+                before, end = batch.slice(len(batch) - 1), end + len(batch)
+                self._first = end - len(self._block)
+                if len(self._block) > 1 or self.rows == 1:
+                    yield self._first, end - 1
+
+    def read(self, name: Name, begin: int, end: int, shape: tuple[int, ...] | None = None) -> Any:
+        if self._block is None:
+            self._block = next(self.batches(1))
+        field, column = self._field(name), self._block.slice(begin - self._first, end - begin).column(name[0])
+        for part in name[1:]:
+            column = column.field(part)
+        if not is_number(field.type) and not is_list(field.type):
+            return column.to_pylist()
+        if shape is None and field.metadata and name[0] == "infos":
+            sizes = field.metadata.get(b"shape", b"").split(b",")
+            shape = tuple(map(int, sizes)) if all(size.isdigit() for size in sizes) else None
+        rows = numbers_in(column, shape)
+        if rows is None:
+            problem = f"{'/'.join(name)}: missing rows, or rows of several shapes"
+            raise self.fault(problem if shape is None else f"{problem}; the space has shape {shape}")
+        return rows
+
+    def packed(self, begin: int, end: int) -> InfoRows | None:
+        return None if self._unpacked is None else self._unpacked.take(end - begin)
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield all rows, some at a time."""
@@ -355,58 +337,3 @@ def _is_compressed(metadata: bytes) -> bool:
 
     header = field(number(0), 2)
     return header == 0 or field(header + number(header), 3) != 0
-
-
-def _array(column: pa.Array, fault: Fault, shape: tuple[int, ...] | None = None) -> Any:
-    """Return a column as an array of numbers (rows, *shape), or a list of other values."""
-    if not is_number(column.type) and not is_list(column.type):
-        return column.to_pylist()
-    flat = numbers_in(column, shape)
-    if flat is None:
-        problem = "has a column with missing rows, or rows of several shapes"
-        raise fault(problem if shape is None else f"{problem}; the space has shape {shape}")
-    return flat
-
-
-def _flags(column: pa.Array, fault: Fault) -> Array:
-    return np.asarray(_array(column, fault)).astype(np.bool_)
-
-
-def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
-    """Return the widest space of values of this type."""
-    if pa.types.is_struct(kind) and depth < _DEEPEST:
-        children = [[field.name, _widest(field.type, depth + 1)] for field in kind]
-        if children and [name for name, _ in children] == [str(i) for i in range(len(children))]:
-            return {"type": "Tuple", "spaces": [child for _, child in children]}
-        return {"type": "Dict", "spaces": children}
-    shape: tuple[int, ...] = ()
-    if pa.types.is_fixed_size_list(kind):
-        shape, kind = (kind.list_size,), kind.value_type
-    if not is_number(kind):
-        return custom(str(kind)[:100])
-    return widest(dtype_of(kind), shape)
-
-
-def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if not pa.types.is_struct(column.type) or len(path) > _DEEPEST:
-        raise fault("infos must be a struct")
-    for i, field in enumerate(column.type):
-        inner = column.field(i)
-        if pa.types.is_struct(field.type):
-            yield from _columns(inner, (*path, field.name), fault)
-            continue
-        sizes = (field.metadata or {}).get(b"shape", b"").split(b",")
-        shape = tuple(map(int, sizes)) if all(size.isdigit() for size in sizes) else None
-        yield (*path, field.name), _array(inner, fault, shape)
-
-
-def _infos(column: pa.StructArray, fault: Fault) -> list[dict[str, Any]]:
-    return infos_of(dict(_columns(column, (), fault)), len(column))
-
-
-def _annotations(rows: pa.RecordBatch, fault: Fault) -> dict[str, Any]:
-    """Return the annotations that gym-trace has stored among the infos."""
-    if "infos" not in rows.schema.names:
-        return {}
-    columns, prefix = _columns(rows.column("infos"), (), fault), f"{ANNOTATIONS}/"
-    return {path[0].removeprefix(prefix): values for path, values in columns if path[0].startswith(prefix)}

@@ -16,7 +16,6 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.data.layout import PlainSpace, leaves_in
-from gym_trace.data.schema import Layouts
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 from gym_trace.exchange.formats.contract import ExportPlan, Target
 from gym_trace.exchange.formats.foreign import read_json
@@ -64,7 +63,7 @@ class MinariExporter:
     def _write(self, source: ExportSource, plan: MinariPlan, target: Target) -> None:
         data = target.staged / "data"
         data.mkdir()
-        with self._episodes(data, plan, source.layouts) as episodes:
+        with self._episodes(data, plan) as episodes:
             for window in source.windows():
                 if window.start == 0:
                     episodes.begin(window.episode, source.identity(window.episode))
@@ -84,12 +83,12 @@ class MinariExporter:
         (data / FILE).write_text(json.dumps(metadata))
 
     @contextmanager
-    def _episodes(self, data: Path, plan: MinariPlan, layouts: Layouts) -> Iterator[HDF5Episodes | ArrowEpisodes]:
+    def _episodes(self, data: Path, plan: MinariPlan) -> Iterator[HDF5Episodes | ArrowEpisodes]:
         if self.kind == "hdf5":
             with new_file(data / HDF5_FILE) as (file, check):
-                yield HDF5Episodes(file, check, plan, layouts)
+                yield HDF5Episodes(file, check, plan)
         else:
-            with closing(ArrowEpisodes(data, plan, layouts, self.kind)) as episodes:
+            with closing(ArrowEpisodes(data, plan, self.kind)) as episodes:
                 yield episodes
 
     def _how_to_load(self, path: Path) -> str:

@@ -12,7 +12,8 @@ from gymnasium.envs.registration import EnvSpec
 from gym_trace.data.layout import Branch, Layout, Leaf, Path, PlainSpace, leaves_in
 from gym_trace.data.values import is_utf8
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.contract import Loss, losses
+from gym_trace.exchange.formats.columns import Column, end_flags, observation_column, value_column
+from gym_trace.exchange.formats.contract import RESTORED, Loss, losses, mixed_dtypes
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, is_text
 from gym_trace.exchange.formats.minari.spaces import text_of, to_json, with_leaves
@@ -25,6 +26,7 @@ from gym_trace.printable import printable
 
 FILE = "metadata.json"
 KINDS = ("hdf5", "arrow", "parquet")
+Name = tuple[str, ...]
 _MOST_ROWS = 131_072  # per episode: pyarrow splits longer ones into batches, which Minari reads as episodes
 _INTEGER_LIMIT = 1 << 64
 _LARGEST_ATTRIBUTE = 32 << 10  # bytes
@@ -33,13 +35,13 @@ _LARGEST_ATTRIBUTE = 32 << 10  # bytes
 class MinariPlan(NamedTuple):
     """The columns of a Minari dataset.
 
-    spaces: JSON of the observation and action space. forms: RowType of each leaf, by path; None: text.
-    losses: see ExportPlan.
+    spaces: JSON of the observation and action space. columns: of leaves, rewards, flags and infos.
+    groups: names of all Dicts and Tuples, with slashes. losses: see ExportPlan.
     """
 
     spaces: tuple[str, str]
-    forms: dict[Path, RowType | None]
-    rewards: RowType
+    columns: list[Column]
+    groups: list[str]
     infos: InfoColumns
     losses: list[Loss]
 
@@ -47,15 +49,17 @@ class MinariPlan(NamedTuple):
 def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
     """Plan the export of a trace to hdf5, or to arrow and parquet. Raises InvalidOption, CorruptTrace."""
     lost: list[Loss] = []
-    forms: dict[Path, RowType | None] = {}
-    spaces = []
+    columns: list[Column] = []
+    groups, spaces = list[str](), []
     for root, plain, layout in zip(("observations", "actions"), source.plain_spaces, source.layouts):
         assert isinstance(layout, (Leaf, Branch))
         lost += _structure(layout, (root,), is_hdf5)
-        leaves = []
-        for path, space in leaves_in(plain, (root,)):
+        column_of = observation_column if root == "observations" else value_column
+        names, leaves = _names(layout, (root,), is_hdf5, groups), []
+        for name, (path, space) in zip(names, leaves_in(plain, (root,))):
             leaf = _LeafPlanner(source, path, space, source.forms.get(path))
-            forms[path], leaf_space, leaf_losses = leaf.planned(is_hdf5)
+            form, leaf_space, leaf_losses = leaf.planned(is_hdf5)
+            columns.append(column_of(name, form, path))
             leaves.append(leaf_space)
             lost += leaf_losses
         spaces.append(to_json(with_leaves(plain, iter(leaves))))
@@ -64,13 +68,30 @@ def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
         raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
     if not is_hdf5:
         _check_rows(source, rewards)
-    if rewards.mixed:
-        lost.append(_mixed("rewards", rewards))
+    columns += [value_column(("rewards",), rewards, ("rewards",)), *end_flags("terminations", "truncations")]
     infos = info_columns(source)
-    lost += [*_info_losses(infos), *_reset_losses(source, is_hdf5), *losses(source, "outcome", "flags", "parts")]
+    lost += [*mixed_dtypes({column.name: column.form for column in columns}), *infos.losses()]
+    if infos.missing:
+        lost.append(Loss("reset_info", f"missing from some resets: NaN, 0, False or empty: {named(infos.missing)}"))
+    lost += [*_reset_losses(source, is_hdf5), *losses(source, "outcome", "flags", "parts", restored=True)]
     if not is_hdf5:
         lost += losses(source, "empty_episode")
-    return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, lost)
+    for column in (info.column(has_reset=True) for info in infos.found):
+        # Minari would convert values in structs to Python's types.
+        name = column.name if is_hdf5 else (column.name[0], "/".join(column.name[1:]))
+        columns.append(column._replace(name=name))
+    return MinariPlan((spaces[0], spaces[1]), columns, groups, infos, lost)
+
+
+def _names(layout: Layout, name: Name, is_hdf5: bool, groups: list[str]) -> Iterator[Name]:
+    """Yield Minari's names of the leaves of a space; append those of its Dicts and Tuples, with slashes, to groups."""
+    if isinstance(layout, Leaf):
+        yield name
+        return
+    groups.append("/".join(name))
+    for key, child in layout.parts():
+        part = f"_index_{key}" if is_hdf5 and layout.keys is None else str(key)
+        yield from _names(child, (*name, part), is_hdf5, groups)
 
 
 def _check_rows(source: ExportSource, rewards: RowType) -> None:
@@ -126,11 +147,10 @@ class _LeafPlanner(NamedTuple):
             )
         if not is_hdf5 and kind == "Discrete" and form.dtype.kind == "b":
             form = RowType(np.dtype(np.int64), (), mixed=True)  # Minari cannot read scalars of bool
-        lost = [_mixed(self.name, form)] if form.mixed else []
         if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
-            return form, self.space, lost
-        lost.append(Loss("spaces", f"the space of {self.name}, {_class_of(self.space)}, becomes an unbounded Box"))
-        return form, widest(form.dtype, form.shape), lost
+            return form, self.space, []
+        lost = Loss("spaces", f"the space of {self.name}, {_class_of(self.space)}, becomes an unbounded Box")
+        return form, widest(form.dtype, form.shape), [lost]
 
     def _text(self, is_hdf5: bool) -> tuple[RowType | None, PlainSpace, list[Loss]]:
         if self.space["type"] not in ("Text", "custom"):
@@ -166,29 +186,15 @@ def _class_of(space: PlainSpace) -> str:
     return printable(str(space.get("class") or space["type"]))[:100]
 
 
-def _mixed(name: str, form: RowType) -> Loss:
-    return Loss("dtype", f"{name}: values of several dtypes become {form.dtype}")
-
-
-def _info_losses(infos: InfoColumns) -> Iterator[Loss]:
-    for what, names, why in (
-        ("infos", infos.left_out, "are missing from some steps or vary in type; only an import restores them"),
-        ("annotations", infos.unlike, "are missing from some steps or vary in type; only an import restores them"),
-        ("reset_info", infos.missing, "are missing from some resets: NaN, 0, False or empty there"),
-    ):
-        if names:
-            yield Loss(what, f"{what}: {named(names)} {why}")
-
-
 def _reset_losses(source: ExportSource, is_hdf5: bool) -> Iterator[Loss]:
     """Yield losses of seeds and options that Minari cannot store."""
     large_seeds = np.flatnonzero(source.episodes["seed"] == wire.SEED_ELSEWHERE).tolist() if is_hdf5 else ()
     large = sum((source.trace[i].seed or 0) >= _INTEGER_LIMIT for i in large_seeds)
     unfit = sum(not are_options(episode.options, is_hdf5) for episode in source.trace.scan(columns=()))
     if large:
-        yield Loss("seed", f"{large:,} seeds of 2^64 and more: only an import restores them")
+        yield Loss("seed", f"{large:,} seeds of 2^64 and more{RESTORED}")
     if unfit:
-        yield Loss("options", f"options of {unfit:,} resets: only an import restores them in full")
+        yield Loss("options", f"options of {unfit:,} resets{RESTORED}")
 
 
 def are_options(options: Any, is_hdf5: bool) -> bool:

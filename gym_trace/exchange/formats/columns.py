@@ -1,0 +1,54 @@
+"""The map of a format: its columns, and the rows of a trace in each of them. Containers, such as HDF5, write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
+from gym_trace.exchange.formats.source import flags
+from gym_trace.exchange.formats.steps.windows import Window
+from gym_trace.playback.row_types import RowType
+
+FLAG = RowType(np.dtype(np.bool_), ())
+
+
+class Column(NamedTuple):
+    """A column of a format.
+
+    name: its path in the format. form: RowType of its rows; None: text.
+    rows: returns the rows of a window, one per step.
+    has_reset: True if it begins with a row for the reset; `rows` of an opening window returns it, too.
+    """
+
+    name: tuple[str, ...]
+    form: RowType | None
+    rows: Callable[[Window], Any]
+    has_reset: bool = False
+
+    def begin(self, window: Window) -> int:
+        """Return where the rows of a window begin in those of its episode."""
+        return window.start + (self.has_reset and not window.opens)
+
+
+def observation_column(name: tuple[str, ...], form: RowType | None, path: Path) -> Column:
+    """Return the column of a leaf of the observations, from the reset to the final one."""
+    return Column(name, form, lambda window: window.columns[path][0 if window.opens else 1 :], has_reset=True)
+
+
+def value_column(name: tuple[str, ...], form: RowType | None, path: Path) -> Column:
+    """Return the column of a leaf with one row per step, such as actions or rewards."""
+    return Column(name, form, lambda window: window.columns[path] if window.steps else ())
+
+
+def end_flags(*names: str) -> list[Column]:
+    """Return the columns terminated and truncated of formats that end episodes with a flag; see source.flags()."""
+    return [Column((name,), FLAG, partial(_flag, number)) for number, name in enumerate(names)]
+
+
+def _flag(number: int, window: Window) -> Array:
+    return flags(window)[number]
