@@ -11,8 +11,8 @@ import numpy as np
 
 from gym_trace.data.layout import PlainSpace
 from gym_trace.data.schema import Layouts, WriterSchema
-from gym_trace.data.trees import cut, joined, leaves_of, mapped
-from gym_trace.data.values import Array
+from gym_trace.data.trees import cut, joined, leaves_of
+from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.identity import malformed, read_about
 from gym_trace.exchange.formats.imported import NewSteps
@@ -61,39 +61,49 @@ def steps_of(
     queue: RowQueue,
     steps: int,
     final: Any,
-    warnings: list[str],
-    check: Callable[[dict[str, Any]], None] = lambda rows: None,
+    warnings: list[str] | None = None,
+    fields: Callable[[Any], dict[str, Any]] = lambda rows: rows,
 ) -> Iterator[NewSteps]:
     """Take the steps of the next episode from a table with one row per step.
 
     Args:
-        queue: of maps by the fields of NewSteps; observations are those before the steps, and next_observations, if
-            there are any, those after them.
+        queue: the rows of all episodes.
         final: the final observation of a table without next_observations, one row.
         warnings: gets one if next_observations are not the following observations, as a trace stores these only.
-        check: called with all rows, to raise UnreadableRecording.
+        fields: returns rows by the fields of NewSteps: observations before the steps, and next_observations, if there
+            are any, after them. Raises UnreadableRecording for rows of another episode.
     """
+    if not steps:
+        yield NewSteps(final, None, np.empty(0))
 
     def parts() -> Iterator[tuple[Any, Any]]:
-        left = steps
-        rows: dict[str, Any] = {}
+        left, rows = steps, dict[str, Any]()
         while left and not queue.is_over():
-            count, rows = queue.take(left)
-            left -= count
-            check(rows)
+            count, taken = queue.take(left)
+            rows, left = fields(taken), left - count
             yield rows["observations"], rows
         yield (cut(rows["next_observations"], -1) if "next_observations" in rows else final), None
 
     for observations, rows in after_steps(parts()):
-        after = rows.get("next_observations")
-        if after is not None and _NEXT_DIFFER not in warnings:
-            same = mapped(lambda a, b: _bits(a[len(a) - len(b) :]) == _bits(b), observations, after)
-            warnings += [] if all(leaves_of(same)) else [_NEXT_DIFFER]
-        yield NewSteps(observations, **{name: rows[name] for name in NewSteps._fields[1:] if name in rows})
+        if warnings is not None and "next_observations" in rows and _NEXT_DIFFER not in warnings:
+            pairs = zip(leaves_of(observations), leaves_of(rows["next_observations"]))
+            warnings += [] if all(_ends_with(before, after) for before, after in pairs) else [_NEXT_DIFFER]
+        columns = {name: rows[name] for name in NewSteps._fields[1:] if name in rows}
+        if not has_values(columns.get("infos")):
+            columns["infos"] = None
+        yield NewSteps(observations, **columns)
 
 
-def _bits(rows: Any) -> Any:
-    return rows.tobytes() if isinstance(rows, np.ndarray) else list(rows)
+def has_values(rows: Any) -> bool:
+    """Return True for an array, or a list with a value that is not missing (None or ABSENT)."""
+    return rows is not None and (isinstance(rows, np.ndarray) or not all(row is None or row is ABSENT for row in rows))
+
+
+def _ends_with(rows: Any, last: Any) -> bool:
+    rows = rows[len(rows) - len(last) :]
+    if isinstance(rows, np.ndarray) and rows.dtype == last.dtype:
+        return bool(rows.tobytes() == last.tobytes())
+    return np.array_equal(rows, last)
 
 
 def lengths_between(is_end: Iterable[Array]) -> list[int]:

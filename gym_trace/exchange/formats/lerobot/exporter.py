@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeGuard
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses
+from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses, mixed_dtypes
 from gym_trace.exchange.formats.lerobot.features import (
     FINAL,
     TASK_INDEX,
@@ -94,13 +94,11 @@ class LeRobotExporter:
 
 def _losses(source: ExportSource, features: list[Feature]) -> Iterator[Loss]:
     yield Loss("final_observation", f"final observations: not returned by LeRobotDataset; stored in {FINAL}")
-    for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
-        yield Loss(loss.what, f"{loss.why} by LeRobotDataset; an import restores it")
+    yield from losses(source, "outcome", "flags", "empty_episode", "parts", restored=True)
+    yield from mixed_dtypes({feature.path: source.forms[feature.path] for feature in features})
     wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
     if wide:
         yield Loss("dtype", f"LeRobotDataset returns float64 as float32; the files keep float64: {', '.join(wide)}")
-    if mixed := [feature.name for feature in features if (form := source.forms[feature.path]) and form.mixed]:
-        yield Loss("dtype", f"rows of several dtypes become the widest: {', '.join(mixed)}")
     if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
         yield Loss("spaces", f"values other than arrays of one dtype and shape become JSON: {', '.join(other)}")
 

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from gym_trace.data.layout import Layout, PlainSpace
 from gym_trace.data.layout import Path as LeafPath
 from gym_trace.data.schema import Layouts
-from gym_trace.data.values import ABSENT, Array, placeholder
+from gym_trace.data.values import Array, placeholder
 from gym_trace.errors import MissingExtra, UnreadableRecording
 from gym_trace.exchange.formats.foreign import read_json, widest
 from gym_trace.exchange.formats.identity import KEY
@@ -35,7 +34,7 @@ from gym_trace.exchange.formats.lerobot.features import (
     values_of,
 )
 from gym_trace.exchange.formats.parquet.tables import batches, located, parquet_file, rows_at_a_time
-from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, after_steps, first_writer
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, first_writer, has_values, steps_of
 
 _FINALS_AT_ONCE = 64
 
@@ -61,40 +60,29 @@ class LeRobotImporter:
         return imported(KIND, _restored_episodes(data, layouts), schema, data.about, steps=data.steps)
 
 
-def _parts(
-    parts: Iterator[Columns], final: Columns, steps_from: Callable[[Columns, Columns], NewSteps]
-) -> Iterator[NewSteps]:
-    """Yield steps with the observations after them. parts: columns with the observations before steps."""
-    before = (({path: rows for path, rows in part.items() if path[0] == "observations"}, part) for part in parts)
-    for observations, steps in after_steps(chain(before, [(final, {})])):
-        yield steps_from(steps, observations)
-
-
 # -- exports of gym-trace -------------------------------------------------------------------------------------------
 
 
 def _restored_episodes(data: LeRobotDirectory, layouts: Layouts) -> Iterator[NewEpisode]:
-    def steps_from(steps: Columns, observations: Columns) -> NewSteps:
-        infos = steps.get(("infos",))
-        return NewSteps(
-            _joined(layouts.observations, observations),
-            _joined(layouts.actions, steps),
-            steps[("rewards",)],
-            infos=infos if _has_any(infos) else None,
-            annotations={str(p[1]): rows for p, rows in steps.items() if p[0] == "annotations" and _has_any(rows)},
-        )
+    def fields(columns: Columns) -> dict[str, Any]:
+        return {
+            "observations": _joined(layouts.observations, columns),
+            "actions": _joined(layouts.actions, columns),
+            "rewards": columns["rewards",],
+            "infos": columns.get(("infos",)),
+            "annotations": {
+                str(p[1]): rows for p, rows in columns.items() if p[0] == "annotations" and has_values(rows)
+            },
+        }
 
     rows = data.rows()
-    with closing(StepReader(data)) as reader:
+    with closing(StepReader(data, fields)) as reader:
         for identity, steps, final in _finals(data):
-            if steps:
-                row = next(rows, None)
-                if row is None or row.steps != steps:
-                    raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
-                yield NewEpisode(steps, _parts(reader.parts(row), final, steps_from), identity=row.identity)
-            else:
-                empty = NewSteps(_joined(layouts.observations, final), np.empty(0), np.empty(0))
-                yield NewEpisode(0, [empty], identity=identity)
+            row = next(rows, None) if steps else EpisodeRow(0, 0, identity, {})
+            if row is None or row.steps != steps:
+                raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
+            parts = reader.steps(row, _joined(layouts.observations, final))
+            yield NewEpisode(steps, parts, identity=row.identity)
         if next(rows, None) is not None:
             raise UnreadableRecording(f"{data.path / FINAL}: from another dataset")
 
@@ -121,10 +109,6 @@ def _joined(layout: Layout, columns: Columns) -> Any:
         return layout.join(iter([columns[leaf.path] for leaf in layout.leaves()]))
     except KeyError as error:
         raise UnreadableRecording(f"malformed column metadata of gym-trace: missing {error}") from error
-
-
-def _has_any(rows: Any) -> bool:
-    return rows is not None and (isinstance(rows, np.ndarray) or any(row is not ABSENT for row in rows))
 
 
 # -- other datasets --------------------------------------------------------------------------------------------------
@@ -177,31 +161,31 @@ def _space(features: list[Feature]) -> PlainSpace:
 
 def _episodes(data: LeRobotDirectory) -> Iterator[NewEpisode]:
     observed = [feature for feature in data.features if feature.path[0] == "observations"]
-    final = {f.path: placeholder(None if f.is_text else f.dtype, f.shape) for f in observed}
-    with closing(StepReader(data, foreign=True)) as reader:
+    final = _tree({f.path: placeholder(None if f.is_text else f.dtype, f.shape) for f in observed}, "observations")
+    with closing(StepReader(data)) as reader:
         for row in data.rows():
-            parts = _parts(reader.parts(row), final, _foreign_steps)
-            yield NewEpisode(row.steps, parts, has_final_observation=False)
+            yield NewEpisode(row.steps, reader.steps(row, final), has_final_observation=False)
 
 
-def _foreign_steps(steps: Columns, observations: Columns) -> NewSteps:
-    count = max(map(len, steps.values()))
-    rewards = steps.get(("rewards",), np.full(count, np.nan))
-    done, terminated, truncated = (steps.get(("flags", f"next.{name}")) for name in ("done", "terminated", "truncated"))
-    truncations = np.zeros(count, np.bool_) if truncated is None else truncated.astype(np.bool_)
-    if terminated is not None:
-        terminations = terminated.astype(np.bool_)
-    else:
-        terminations = np.zeros(count, np.bool_) if done is None else done.astype(np.bool_) & ~truncations
-    annotations = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations"}
-    actions = {path: rows for path, rows in steps.items() if path[0] == "actions"}
-    return NewSteps(_tree(observations), _tree(actions), rewards, terminations, truncations, annotations=annotations)
+def _foreign_fields(columns: Columns) -> dict[str, Any]:
+    count = max(map(len, columns.values()))
+    done, terminated, truncated = (
+        np.asarray(columns.get(("flags", f"next.{name}"), np.zeros(count))).astype(np.bool_)
+        for name in ("done", "terminated", "truncated")
+    )
+    return {
+        "observations": _tree(columns, "observations"),
+        "actions": _tree(columns, "actions"),
+        "rewards": columns.get(("rewards",), np.full(count, np.nan)),
+        "terminations": terminated if ("flags", "next.terminated") in columns else done & ~truncated,
+        "truncations": truncated,
+        "annotations": {str(path[1]): rows for path, rows in columns.items() if path[0] == "annotations"},
+    }
 
 
-def _tree(columns: Columns) -> Any:
-    if len(columns) == 1:
-        return next(iter(columns.values()))
-    return {str(path[1]): rows for path, rows in columns.items()}
+def _tree(columns: Columns, root: str) -> Any:
+    parts = {str(path[1]): rows for path, rows in columns.items() if path[0] == root}
+    return next(iter(parts.values())) if len(parts) == 1 else parts
 
 
 # -- steps, read in order, some at a time ----------------------------------------------------------------------------
@@ -215,29 +199,33 @@ Columns = dict[LeafPath, Any]  # rows by path
 
 
 class StepReader:
-    """Reads the tables of steps in order, and their videos. foreign: not exported by gym-trace."""
+    """Reads the tables of steps in order, and their videos.
 
-    def __init__(self, data: LeRobotDirectory, foreign: bool = False):
-        self._data, self._foreign = data, foreign
+    fields: returns columns by the fields of NewSteps; None: of a dataset that gym-trace has not exported.
+    """
+
+    def __init__(self, data: LeRobotDirectory, fields: Callable[[Columns], dict[str, Any]] | None = None):
+        self._data, self._foreign, self._fields = data, fields is None, fields or _foreign_fields
         self._rows = RowQueue(self._read())
         self._videos: dict[str, tuple[Path, Any]] = {}
         self._openings: Counter[Path] = Counter()
 
-    def parts(self, row: EpisodeRow) -> Iterator[Columns]:
-        """Yield the columns of the next episode, some steps at a time. Raises UnreadableRecording."""
+    def steps(self, row: EpisodeRow, final: Any) -> Iterator[NewSteps]:
+        """Yield the steps of the next episode. Raises UnreadableRecording."""
         done = 0
-        while done < row.steps:
-            if self._rows.is_over():
-                raise UnreadableRecording(f"{self._data.path}: episode {row.number} has no rows, or too few")
-            count, columns = self._rows.take(row.steps - done)
+
+        def fields(columns: Columns) -> dict[str, Any]:
+            nonlocal done
             episodes, frames, times = (columns.pop((name,)) for name in _COUNTED)
-            if (episodes != row.number).any() or (frames != np.arange(done, done + count)).any():
+            if (episodes != row.number).any() or (frames != np.arange(done, done + len(frames))).any():
                 raise UnreadableRecording(f"{self._data.path}: rows of episode {row.number} contradict meta/episodes")
+            done += len(frames)
             for feature in self._data.features:
                 if feature.kind == "video":
                     columns[feature.path] = shaped_pictures(feature, self._pictures(feature, row, times))
-            done += count
-            yield columns
+            return self._fields(columns)
+
+        return steps_of(self._rows, row.steps, final, fields=fields)
 
     def _read(self) -> Iterator[tuple[int, Columns]]:
         features = self._data.features

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from gym_trace.exchange.formats.lerobot.features import (
     schema_of,
     timestamps,
 )
+from gym_trace.exchange.formats.parquet.files import ParquetFiles
 from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
 
@@ -40,67 +42,29 @@ DATA_MB = 100  # approximate size of a Parquet file
 VIDEO_MB = 200  # approximate size of a video file
 
 
-class FileIndex:
-    """Position of a file in a dataset: chunk_index and file_index."""
-
-    def __init__(self) -> None:
-        self.chunk, self.file = 0, 0
-
-    def advance(self) -> None:
-        self.chunk, self.file = (self.chunk, self.file + 1) if self.file + 1 < CHUNK else (self.chunk + 1, 0)
-
-    def path(self, root: Path, template: str, **names: str) -> Path:
-        return root / template.format(chunk_index=self.chunk, file_index=self.file, **names)
+def file_path(root: Path, template: str, number: int, **names: str) -> Path:
+    """Return the path of a file. template: of features.py."""
+    chunk, file = divmod(number, CHUNK)
+    return root / template.format(chunk_index=chunk, file_index=file, **names)
 
 
-class Tables:
-    """A sequence of Parquet files with the same columns. index: of the current file."""
+class Tables(ParquetFiles):
+    """A sequence of Parquet files with the same columns."""
 
     def __init__(self, root: Path, template: str, schema: pa.Schema, plain: list[str]):
         """plain: columns without a dictionary: their values seldom repeat, or are compressed."""
-        self.index, self._root, self._template, self._schema = FileIndex(), root, template, schema
-        self._plain = plain
-        self._sink: Any = None
-        self._writer: Any = None
+        with_dictionary = [name for name in schema.names if name not in plain]
+        super().__init__(partial(file_path, root, template), schema, use_dictionary=with_dictionary)
 
     @property
     def is_large(self) -> bool:
-        return self._sink is not None and self._sink.tell() >= DATA_MB << 20
+        return self.has_reached(DATA_MB << 20)
 
-    def write(self, columns: dict[str, Any]) -> None:
+    def add(self, columns: dict[str, Any]) -> None:
         """Write rows as one row group."""
-        if self._writer is None:
-            path = self.index.path(self._root, self._template)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._sink = pa.OSFile(str(path), "wb")
-            with_dictionary = [name for name in self._schema.names if name not in self._plain]
-            self._writer = pq.ParquetWriter(
-                self._sink, self._schema, compression="zstd", use_dictionary=with_dictionary, store_schema=True
-            )
-        typed = [(columns[field.name], field.type) for field in self._schema]
+        typed = [(columns[field.name], field.type) for field in self.schema]
         arrays = [rows.cast(kind) if isinstance(rows, pa.Array) else pa.array(rows, kind) for rows, kind in typed]
-        table = pa.Table.from_arrays(arrays, schema=self._schema)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
-
-    def next_file(self) -> None:
-        """Close the file; the next write() starts another one."""
-        self.close()
-        self.index.advance()
-
-    def close(self) -> None:
-        """Complete the file. Raises OSError."""
-        if self._writer is not None:
-            self._writer.close()
-            self._sink.close()
-            self._writer = self._sink = None
-
-    def detach(self) -> None:
-        """Close an incomplete file as it is."""
-        writer, sink, self._writer, self._sink = self._writer, self._sink, None, None
-        if writer is not None:
-            writer.is_open = False  # or its destructor would try to complete the file
-        if sink is not None:
-            sink.close()
+        self.write(pa.Table.from_arrays(arrays, schema=self.schema))
 
 
 def write_tasks(path: Path, tasks: list[str]) -> None:
@@ -191,7 +155,7 @@ class DatasetWriter:
         columns = self._leaves(window)
         if window.steps:
             if window.start == 0:
-                self._open = {"from": self._frames, "data": (self._data.index.chunk, self._data.index.file)}
+                self._open = {"from": self._frames, "data": divmod(self._data.number, CHUNK)}
                 self._open["videos"] = {
                     name: videos.begin(len(window.episode)) for name, videos in self._videos.items()
                 }
@@ -252,7 +216,7 @@ class DatasetWriter:
             numbers = {f.name: np.concatenate(self._rows[f.name]) for f in self._features if f.kind == "array"}
             numbers |= {name: np.concatenate(self._rows[name]) for name in FLAGS} | self._counted_columns()
             arrays |= {name: pa.array(numbers[name]) for name in (*FLAGS, *COUNTED)}
-            self._data.write(arrays)
+            self._data.add(arrays)
             self._add_statistics(numbers)
         is_open = bool(self._steps) and self._steps[-1][0] == self._count
         self._rows, self._steps, self._row_bytes, self._row_count = {}, [], 0, 0
@@ -302,7 +266,7 @@ class DatasetWriter:
         int64, text = pa.int64(), pa.string()
         begins = np.array([episode["from"] for episode in episodes])
         steps = np.array([episode["steps"] for episode in episodes])
-        index = FileIndex() if self._meta is None else self._meta.index
+        chunk, file = divmod(0 if self._meta is None else self._meta.number, CHUNK)
         columns: dict[str, Any] = {
             "episode_index": pa.array([episode["episode"] for episode in episodes], int64),
             "tasks": pa.array([episode["tasks"] for episode in episodes], pa.list_(text)),
@@ -321,13 +285,13 @@ class DatasetWriter:
         for name, part in by_feature.items():
             for key in ("min", "max", "mean", "std", "count", *statistics.QUANTILES):
                 columns[f"stats/{name}/{key}"] = _lists(part[key], name in self._samples and key != "count")
-        columns["meta/episodes/chunk_index"] = pa.array(np.full(len(episodes), index.chunk))
-        columns["meta/episodes/file_index"] = pa.array(np.full(len(episodes), index.file))
+        columns["meta/episodes/chunk_index"] = pa.array(np.full(len(episodes), chunk))
+        columns["meta/episodes/file_index"] = pa.array(np.full(len(episodes), file))
         columns[KEY] = pa.array([episode["identity"] for episode in episodes], text)
         if self._meta is None:
             schema = pa.schema([(name, array.type) for name, array in columns.items()])
             self._meta = Tables(self._target, EPISODES, schema, [KEY])
-        self._meta.write(columns)
+        self._meta.add(columns)
         if self._meta.is_large:
             self._meta.next_file()
 
@@ -347,7 +311,7 @@ class DatasetWriter:
             if feature.is_picture:
                 parts = [[png(picture) for picture in part] for part in parts]
             columns[feature.name] = arrow_of(feature, parts)
-        self._final.write(columns)
+        self._final.add(columns)
         self._finals = []
 
     def _write_metadata(self) -> None:
@@ -414,7 +378,7 @@ class _Videos:
         from gym_trace.exchange.formats.lerobot.videos import INFO, VideoWriter  # PyAV is not needed without videos
 
         self._writer_class, self._feature, self._target, self._fps = VideoWriter, feature, target, fps
-        self._info, self._index = INFO, FileIndex()
+        self._info, self._number = INFO, 0
         self._writer: VideoWriter | None = None
 
     def begin(self, steps: int) -> tuple[int, int, int]:
@@ -423,12 +387,12 @@ class _Videos:
             is_full = os.path.getsize(self._writer.path) >= VIDEO_MB << 20
             if is_full or self._writer.frames + steps > _MOST_SECONDS * self._fps:
                 self.close()
-                self._index.advance()
+                self._number += 1
         if self._writer is None:
             height, width, _ = self._feature.stored_shape
-            path = self._index.path(self._target, VIDEOS, video_key=self._feature.name)
+            path = file_path(self._target, VIDEOS, self._number, video_key=self._feature.name)
             self._writer = self._writer_class(path, self._fps, height, width)
-        return self._index.chunk, self._index.file, self._writer.frames
+        return *divmod(self._number, CHUNK), self._writer.frames
 
     def write(self, pictures: Array) -> None:
         if self._writer is not None:

@@ -6,19 +6,18 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from gym_trace.data.layout import PlainSpace
-from gym_trace.data.trees import cut, leaves_of, mapped
+from gym_trace.data.layout import PlainSpace, leaves_in
 from gym_trace.data.values import Array, dtype_from, placeholder
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.exchange.formats.foreign import begins_with, in_parts, widest
-from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.exchange.formats.imported import Imported, NewEpisode, imported, new_schema
 from gym_trace.exchange.formats.parquet.tables import (
     Table,
     dtype_of,
@@ -29,13 +28,15 @@ from gym_trace.exchange.formats.parquet.tables import (
     numbers_in,
     parquet_files,
 )
-from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, after_steps, named
+from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, lengths_between, named, steps_of
+from gym_trace.playback.row_types import RowType
 from gym_trace.printable import printable
 
 _KIND = "Parquet table"
 _MAGIC = b"PAR1"
 _ONE_AT_A_TIME = 1 << 30  # row_bytes that make Table.batches() yield single rows
 _MOST_ELEMENTS = 1 << 27  # per row
+_TEXT_BYTES = 256  # estimate per text
 _MOST_NAMED = 40  # columns in a message
 _DEEPEST = 16
 
@@ -53,22 +54,6 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 _FLAGS = ("terminations", "truncations")
 _MULTI_COLUMN_ROLES = ("observations", "actions", "next_observations")
-
-
-@dataclass(frozen=True)
-class _CellType:
-    """Type of the rows of a column: numbers of a dtype and shape, or texts (dtype None)."""
-
-    dtype: np.dtype[Any] | None
-    shape: tuple[int, ...] = ()
-
-    @property
-    def size(self) -> int:
-        """Estimate the bytes of a row."""
-        return 256 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
-
-
-_ColumnType = Any  # _CellType, dict of column types, or None for unsupported columns
 
 
 @dataclass(frozen=True)
@@ -160,48 +145,60 @@ def _guessed(role: str, columns: list[str]) -> list[str]:
 # -- types of columns -------------------------------------------------------------------------------------------------
 
 
-def _type_of(kind: pa.DataType, row: Any, depth: int = 0) -> _ColumnType:
-    """Infer the type of a column from one row; None if unsupported."""
+def _space_of(kind: pa.DataType, row: Any, depth: int = 0) -> PlainSpace | None:
+    """Return the widest space of a column, by its type and one row; None if unsupported."""
     if isinstance(kind, pa.BaseExtensionType):
         shape = tuple(getattr(kind, "shape", ()))
-        storage = _type_of(kind.storage_type, row, depth)
-        return replace(storage, shape=shape) if isinstance(storage, _CellType) and shape else storage
+        space = _space_of(kind.storage_type, row, depth)
+        return {**space, "shape": list(shape)} if space is not None and space["type"] == "Box" and shape else space
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if is_text(kind):
-        return _CellType(None)
+        return ANY_TEXT
     if pa.types.is_struct(kind) and depth < _DEEPEST and kind.num_fields:
         parts = row if isinstance(row, dict) else {}
-        types = {field.name: _type_of(field.type, parts.get(field.name), depth + 1) for field in kind}
-        return None if None in types.values() or len(types) < kind.num_fields else types
+        spaces = {field.name: _space_of(field.type, parts.get(field.name), depth + 1) for field in kind}
+        return None if None in spaces.values() or len(spaces) < kind.num_fields else _dict_of(spaces)
     shape = ()
     while is_list(kind) and len(shape) < _DEEPEST:
-        if pa.types.is_fixed_size_list(kind):
-            shape, row = (*shape, int(kind.list_size)), row[0] if row else None
-        elif isinstance(row, list):
-            shape, row = (*shape, len(row)), row[0] if row else None
-        else:
+        if not pa.types.is_fixed_size_list(kind) and not isinstance(row, list):
             return None
-        kind = kind.value_type
-    if not is_number(kind):
+        size = int(kind.list_size) if pa.types.is_fixed_size_list(kind) else len(row)
+        shape, row, kind = (*shape, size), row[0] if row else None, kind.value_type
+    if not is_number(kind) or math.prod(shape) > _MOST_ELEMENTS:
         return None
-    return _CellType(dtype_from(dtype_of(kind).str), shape) if math.prod(shape) <= _MOST_ELEMENTS else None
+    return widest(dtype_from(dtype_of(kind).str), shape)
 
 
-def _rows(column_type: _ColumnType, array: pa.Array, name: str) -> Any:
+def _dict_of(spaces: Mapping[str, Any]) -> PlainSpace:
+    return {"type": "Dict", "spaces": sorted([key, space] for key, space in spaces.items())}
+
+
+def _leaf(space: PlainSpace) -> RowType | None:
+    """Return the RowType of a column of numbers; None for text."""
+    return RowType(dtype_from(space["dtype"]), tuple(space["shape"])) if space["type"] == "Box" else None
+
+
+def _placeholder(space: PlainSpace) -> Any:
+    if space["type"] == "Dict":
+        return {key: _placeholder(part) for key, part in space["spaces"]}
+    return placeholder(None) if (form := _leaf(space)) is None else placeholder(form.dtype, form.shape)
+
+
+def _rows(space: PlainSpace, array: pa.Array, name: str) -> Any:
     """Return the rows of a column. Raises UnreadableRecording if one has another type."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if array.null_count:
         raise UnreadableRecording(f"{printable(name)}: some rows have no value")
-    if not isinstance(column_type, _CellType):
-        return {key: _rows(part, array.field(key), f"{name}.{key}") for key, part in column_type.items()}
-    if column_type.dtype is None:
+    if space["type"] == "Dict":
+        return {key: _rows(part, array.field(key), f"{name}.{key}") for key, part in space["spaces"]}
+    if (form := _leaf(space)) is None:
         return array.to_pylist()
-    values = numbers_in(array, column_type.shape)
+    values = numbers_in(array, form.shape)
     if values is None:
-        raise UnreadableRecording(f"{printable(name)}: rows are not all of shape {list(column_type.shape)}")
-    return values.astype(column_type.dtype)
+        raise UnreadableRecording(f"{printable(name)}: rows are not all of shape {list(form.shape)}")
+    return values.astype(form.dtype)
 
 
 # -- episodes ---------------------------------------------------------------------------------------------------------
@@ -216,28 +213,32 @@ class _TableReader:
             raise table.fault("has no rows")
         with located(table.path):
             row = first.slice(0, 1).to_pylist()[0]
-        types = {name: _type_of(table.schema.field(name).type, row[name]) for name in names}
+        spaces = {name: _space_of(table.schema.field(name).type, row[name]) for name in names}
         for role, columns in roles.items():
             for name in columns:
-                if not _fits(types[name], role):
+                if not _fits(spaces[name], role):
                     kind = printable(table.schema.field(name).type)
                     raise table.fault(f"the column {printable(name)} is {kind:.100}, which cannot be {role}")
-        self._types = types
         used = {name for columns in roles.values() for name in columns}
-        self._annotations = [name for name in names if name not in used and isinstance(types[name], _CellType)]
-        self._skipped = [name for name in names if name not in used and name not in self._annotations]
-        self._imported_columns = [name for name in names if name not in self._skipped]
-        leaves = (leaf for name in self._imported_columns for leaf in leaves_of(types[name]))
-        self._row_size = max(1, sum(leaf.size for leaf in leaves))
+        self._spaces = {name: space for name, space in spaces.items() if space is not None}
+        self._annotations = [
+            name for name, space in self._spaces.items() if name not in used and space["type"] != "Dict"
+        ]
+        self._imported_columns = [name for name in names if name in used or name in self._annotations]
+        self._skipped = [name for name in names if name not in self._imported_columns]
+        leaves = (_leaf(leaf) for name in self._imported_columns for _, leaf in leaves_in(self._spaces[name], ()))
+        self._row_size = sum(_TEXT_BYTES if form is None else form.row_size for form in leaves)
 
     def imported(self) -> Imported:
-        observations, actions = (_space(self._type(role)) for role in ("observations", "actions"))
+        observations, actions = (self._space(role) for role in ("observations", "actions"))
         columns = {role: "+".join(names) for role, names in self._roles.items()}
         environment = {"note": f"{self._table.path.name} names no environment"}
         metadata = {"imported_from": _KIND, "columns": columns}
         schema = new_schema(_KIND, observations, actions, environment, metadata)
-        lengths = self._lengths()
-        return imported(_KIND, self._episodes(lengths), schema, warnings=self._table_warnings(), steps=self._table.rows)
+        lengths, warnings = self._lengths(), [*self._table_warnings()]
+        content = imported(_KIND, self._episodes(lengths, warnings), schema, steps=self._table.rows)
+        content.warnings = warnings  # reading adds some
+        return content
 
     def _table_warnings(self) -> Iterator[str]:
         """Yield the role of each column, and what the table lacks."""
@@ -253,40 +254,34 @@ class _TableReader:
         if self._skipped:
             yield f"skipped, neither numbers nor text: {named(self._skipped, _MOST_NAMED)}"
 
-    def _type(self, role: str) -> _ColumnType:
-        """Return the joined type of the columns of a role: of one column, a vector of numbers, or a dict."""
+    def _space(self, role: str) -> PlainSpace:
+        """Return the space of the columns of a role: that of one column, a vector of numbers, or a Dict."""
         names = self._roles[role]
-        types = [self._types[name] for name in names]
+        spaces = [self._spaces[name] for name in names]
         if len(names) == 1:
-            return types[0]
-        if all(isinstance(cell, _CellType) and cell.dtype is not None and not cell.shape for cell in types):
-            return _CellType(np.result_type(*(cell.dtype for cell in types)), (len(types),))
-        return dict(zip(_keys(names), types))
+            return spaces[0]
+        if all(space["type"] == "Box" and not space["shape"] for space in spaces):
+            return widest(np.result_type(*(space["dtype"] for space in spaces)), (len(spaces),))
+        return _dict_of(dict(zip(_keys(names), spaces)))
 
     def _rows_of(self, role: str, batch: pa.RecordBatch) -> Any:
         names = self._roles[role]
-        parts = [_rows(self._types[name], batch.column(name), name) for name in names]
+        parts = [_rows(self._spaces[name], batch.column(name), name) for name in names]
         if len(names) == 1:
             return parts[0]
-        joined = self._type(role)
-        if isinstance(joined, _CellType):
-            return np.stack(parts, 1).astype(joined.dtype)
-        return dict(zip(_keys(names), parts))
+        form = _leaf(self._space(role))
+        return dict(zip(_keys(names), parts)) if form is None else np.stack(parts, 1).astype(form.dtype)
 
     def _lengths(self) -> list[int]:
         """Return the number of steps of each episode. Raises UnreadableRecording if its rows are not consecutive."""
         if "episode" not in self._roles:
             names = [name for role in _FLAGS for name in self._roles.get(role, ())]
-            is_end = [np.logical_or(*self._flags_in(batch)) for batch in self._table.batches(names)]
-            ends = np.flatnonzero(np.concatenate(is_end)) + 1
-            if not len(ends) or ends[-1] < self._table.rows:
-                ends = np.append(ends, self._table.rows)
-            return [int(length) for length in np.diff(ends, prepend=0)]
+            return lengths_between(np.logical_or(*self._flags_in(batch)) for batch in self._table.batches(names))
         (name,) = self._roles["episode"]
         ids: list[Any] = []
         lengths: list[int] = []
         for batch in self._table.batches([name]):
-            column = _rows(self._types[name], batch.column(name), name)
+            column = _rows(self._spaces[name], batch.column(name), name)
             values = np.array(column, object) if isinstance(column, list) else column
             begins = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
             counts = np.diff(begins, append=len(values)).tolist()
@@ -313,12 +308,13 @@ class _TableReader:
             terminated = terminated & ~truncated
         return terminated, truncated
 
-    def _episodes(self, lengths: list[int]) -> Iterator[NewEpisode]:
-        rows = RowQueue(self._decoded())
-        final = mapped(lambda leaf: placeholder(leaf.dtype, leaf.shape), self._type("observations"))
-        has_final = "next_observations" in self._roles
+    def _episodes(self, lengths: list[int], warnings: list[str]) -> Iterator[NewEpisode]:
+        queue = RowQueue(self._decoded())
+        final = _placeholder(self._space("observations"))
         for steps in lengths:
-            yield NewEpisode(steps, self._parts(rows, steps, final), has_final_observation=has_final)
+            self._last_number = None
+            parts = steps_of(queue, steps, final, warnings, self._in_order)
+            yield NewEpisode(steps, parts, has_final_observation="next_observations" in self._roles)
 
     def _decoded(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield rows by role, and annotations by name, some steps at a time."""
@@ -327,39 +323,25 @@ class _TableReader:
             rows |= zip(_FLAGS, self._flags_in(batch))
             rows.setdefault("rewards", np.full(len(batch), np.nan))
             rows["annotations"] = {
-                name: _annotation(self._types[name], batch.column(name), name) for name in self._annotations
+                name: _annotation(self._spaces[name], batch.column(name), name) for name in self._annotations
             }
             yield len(batch), rows
 
-    def _parts(self, queue: RowQueue, steps: int, final: Any) -> Iterator[NewSteps]:
-        def parts() -> Iterator[tuple[Any, Any]]:
-            last_number, left = None, steps
-            while left and not queue.is_over():
-                count, rows = queue.take(left)
-                left -= count
-                last_number = self._checked_order(rows, last_number)
-                yield rows["observations"], rows
-            yield (cut(rows["next_observations"], count - 1) if "next_observations" in rows else final), None
-
-        for observations, rows in after_steps(parts()):
-            columns = {name: rows[name] for name in ("actions", "rewards", *_FLAGS, "annotations")}
-            yield NewSteps(observations, **columns)
-
-    def _checked_order(self, rows: dict[str, Any], last_number: Any) -> Any:
-        """Return the last step number. Raises UnreadableRecording if the numbers do not increase."""
-        if "step" not in rows:
-            return None
-        numbers = rows["step"] if last_number is None else np.append(last_number, rows["step"])
-        if (numbers[1:] <= numbers[:-1]).any():
-            name = printable(self._roles["step"][0])
-            raise self._table.fault(f"the steps of an episode are not in the order of {name}; sort it, or --map step=")
-        return numbers[-1]
+    def _in_order(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """Return the rows. Raises UnreadableRecording if the numbers of the steps do not increase."""
+        if "step" in rows:
+            numbers = rows["step"] if self._last_number is None else np.append(self._last_number, rows["step"])
+            if (numbers[1:] <= numbers[:-1]).any():
+                problem = f"the steps of an episode are not in the order of {printable(self._roles['step'][0])}"
+                raise self._table.fault(f"{problem}; sort it, or --map step=")
+            self._last_number = numbers[-1]
+        return rows
 
 
-def _annotation(cell_type: _CellType, array: pa.Array, name: str) -> Any:
+def _annotation(space: PlainSpace, array: pa.Array, name: str) -> Any:
     """Return the rows of an annotation; some may be missing, or have other shapes."""
     try:
-        return _rows(cell_type, array, name)
+        return _rows(space, array, name)
     except UnreadableRecording:
         return array.to_pylist()
 
@@ -372,16 +354,10 @@ def _keys(names: list[str]) -> list[str]:
     return names
 
 
-def _fits(column_type: _ColumnType, role: str) -> bool:
-    """Return True if a column of this type can have that role."""
-    if role in _MULTI_COLUMN_ROLES:
-        return column_type is not None
-    if not isinstance(column_type, _CellType) or (column_type.shape and role != "rewards"):
-        return False
-    return column_type.dtype is not None or role == "episode"
-
-
-def _space(column_type: _ColumnType) -> PlainSpace:
-    if isinstance(column_type, _CellType):
-        return ANY_TEXT if column_type.dtype is None else widest(column_type.dtype, column_type.shape)
-    return {"type": "Dict", "spaces": sorted([key, _space(part)] for key, part in column_type.items())}
+def _fits(space: PlainSpace | None, role: str) -> bool:
+    """Return True if a column of this space can have that role."""
+    if space is None or role in _MULTI_COLUMN_ROLES:
+        return space is not None
+    if space["type"] == "Text":
+        return role == "episode"
+    return space["type"] == "Box" and (not space["shape"] or role == "rewards")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
@@ -20,9 +19,10 @@ from gym_trace.data.values import Array
 from gym_trace.exchange.formats.contract import ExportPlan, Target, losses
 from gym_trace.exchange.formats.foreign import Values
 from gym_trace.exchange.formats.identity import KEY
-from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported
+from gym_trace.exchange.formats.imported import Imported, NewEpisode, imported
+from gym_trace.exchange.formats.parquet.files import ParquetFiles
 from gym_trace.exchange.formats.parquet.tables import Table, located
-from gym_trace.exchange.formats.rows import RowQueue, after_steps, first_writer
+from gym_trace.exchange.formats.rows import RowQueue, first_writer, steps_of
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.scan import KEPT, StepRuns
@@ -78,16 +78,8 @@ class _Tables:
             for table in (self._step_columns, self._episode_columns)
         )
         dictionaries = [path for column in columns.values() for path in _paths_of(column) if column.has_few_values]
-        self._steps = _Files(target / "steps", steps, ["episode", "step"], dictionaries)
-        self._episodes = _Files(target / "episodes", episodes, ["episode"], dictionaries)
-
-    def close(self) -> None:
-        self._steps.close()
-        self._episodes.close()
-
-    def detach(self) -> None:
-        self._steps.detach()
-        self._episodes.detach()
+        self._steps = _RowGroups(target / "steps", steps, ["episode", "step"], dictionaries)
+        self._episodes = _RowGroups(target / "episodes", episodes, ["episode"], dictionaries)
 
     def add(self, runs: StepRuns) -> None:
         if runs.size:
@@ -96,28 +88,33 @@ class _Tables:
             episodes = runs.episode[runs.closes]
             self._episodes.add([column.make(episodes, runs) for column in self._episode_columns])
 
+    def close(self) -> None:
+        self._steps.close()
+        self._episodes.close()
 
-class _Files:
-    """Writes a table in files of some row groups each."""
+    def detach(self) -> None:
+        self._steps.files.detach()
+        self._episodes.files.detach()
+
+
+class _RowGroups:
+    """Collects the rows of a table, and writes them as row groups. files: their files."""
 
     def __init__(self, folder: FilePath, schema: pa.Schema, order: list[str], dictionaries: list[str]):
-        folder.mkdir()
-        self._folder, self._schema = folder, schema
         scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
         not_floats = [name for name in scalars if not pa.types.is_floating(schema.field(name).type)]
-        self._options = {
-            "compression": "zstd",
-            "use_dictionary": [*dictionaries, *not_floats],
-            "write_statistics": [*scalars, "reward"],
-            "sorting_columns": pq.SortingColumn.from_ordering(schema, [(name, "ascending") for name in order]),
-        }
+        self.files = ParquetFiles(
+            lambda number: folder / f"{number:05}.parquet",
+            schema,
+            use_dictionary=[*dictionaries, *not_floats],
+            write_statistics=[*scalars, "reward"],
+            sorting_columns=pq.SortingColumn.from_ordering(schema, [(name, "ascending") for name in order]),
+        )
         self._pending: list[pa.RecordBatch] = []
-        self._rows = self._bytes = self._count = 0
-        self._file: Any = None
-        self._writer: pq.ParquetWriter | None = None
+        self._rows = self._bytes = self._groups = 0
 
     def add(self, arrays: list[pa.Array]) -> None:
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.files.schema)
         self._pending.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -125,32 +122,15 @@ class _Files:
             self._write_group()
 
     def _write_group(self) -> None:
-        if self._writer is None:
-            self._file = open(self._folder / f"{self._count:05}.parquet", "wb")  # noqa: SIM115 - closed by _end_file()
-            self._writer = pq.ParquetWriter(self._file, self._schema, **self._options)
-            self._count += 1
-        table = pa.Table.from_batches(self._pending, self._schema)
-        self._writer.write_table(table, row_group_size=max(1, self._rows))
-        self._pending, self._rows, self._bytes = [], 0, 0
-        if self._file.tell() >= _FILE_BYTES:
-            self._end_file()
-
-    def _end_file(self) -> None:
-        assert self._writer is not None
-        self._writer.close()
-        self._file.close()
-        self._writer = self._file = None
+        self.files.write(pa.Table.from_batches(self._pending, self.files.schema))
+        self._pending, self._rows, self._bytes, self._groups = [], 0, 0, self._groups + 1
+        if self.files.has_reached(_FILE_BYTES):
+            self.files.next_file()
 
     def close(self) -> None:
-        if self._pending or not self._count:
+        if self._pending or not self._groups:
             self._write_group()
-        if self._writer is not None:
-            self._end_file()
-
-    def detach(self) -> None:
-        """Close an incomplete file as it is."""
-        if self._file is not None:
-            self._file.close()
+        self.files.close()
 
 
 def _paths_of(column: ArrowColumn) -> Iterator[str]:
@@ -162,6 +142,14 @@ def _paths_of(column: ArrowColumn) -> Iterator[str]:
 
 
 _FOLDERS = ("steps", "episodes")
+_FIELDS = {  # of NewSteps, by the columns
+    "observation": "observations",
+    "action": "actions",
+    "reward": "rewards",
+    "terminated": "terminations",
+    "truncated": "truncations",
+    "info": "infos",
+}
 _MOST_TEXT = 64 << 20  # bytes of a text in the metadata
 # The type of a column, None if the table lacks it, and a function (array or None, number of rows) that decodes rows.
 _ColumnReader = tuple[pa.DataType | None, Callable[[Any, int], Any]]
@@ -278,36 +266,16 @@ def _episodes(table: Table, steps: RowQueue, episodes: RowQueue) -> Iterator[New
         number, count = int(row["episode"][0]), int(row["steps"][0])
         if not 0 <= count <= table.rows:
             raise table.fault(f"episode {number} declares {count} steps, but the table has {table.rows}")
-        yield NewEpisode(count, _parts(table, steps, number, count, row["final_observation"]), identity=row[KEY][0])
+        parts = steps_of(steps, count, row["final_observation"], fields=partial(_steps_in, table, number))
+        yield NewEpisode(count, parts, identity=row[KEY][0])
     if not steps.is_over():
         raise table.fault("steps without an episode")
 
 
-def _parts(table: Table, steps: RowQueue, number: int, count: int, final: Any) -> Iterator[NewSteps]:
-    if not count:
-        yield NewSteps(final, None, np.empty(0))
-    for observations, rows in after_steps(chain(_steps_of(table, steps, number, count), [(final, None)])):
-        infos = rows.get("info")
-        yield NewSteps(
-            observations,
-            rows["action"],
-            rows["reward"],
-            rows["terminated"],
-            rows["truncated"],
-            None if infos is None or all(info is None for info in infos) else infos,
-            rows.get("annotations", {}),
-        )
-
-
-def _steps_of(table: Table, steps: RowQueue, number: int, left: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    while left:
-        if steps.is_over():
-            raise table.fault(f"episode {number} has fewer steps than declared")
-        count, rows = steps.take(left)
-        if not (rows["episode"] == number).all():
-            raise table.fault(f"the steps of episode {number} are not consecutive")
-        left -= count
-        yield rows["observation"], rows
+def _steps_in(table: Table, number: int, rows: dict[str, Any]) -> dict[str, Any]:
+    if not (rows["episode"] == number).all():
+        raise table.fault(f"the steps of episode {number} are not consecutive, or fewer than declared")
+    return {_FIELDS.get(name, name): values for name, values in rows.items()}
 
 
 def decoded(column: ArrowColumn, array: pa.Array) -> Any:
