@@ -182,7 +182,10 @@ def _shapes(leaves: list[SpaceLeaf]) -> list[Any]:
 
 
 class RunPolicy:
-    """Policy of a version. The state of a recurrent network is zero at the start of each episode."""
+    """Policy of a version. The state of a recurrent network is zero at the start of each episode.
+
+    Its annotations are value, entropy and logprob; and probabilities, if there is one discrete action.
+    """
 
     def __init__(self, model: ActorCritic, leaves: list[SpaceLeaf], form: ActionForm, action_space: Any, sample: bool):
         self._model, self._leaves, self._form, self._space = model, leaves, form, action_space
@@ -198,7 +201,12 @@ class RunPolicy:
     @torch.inference_mode()
     def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         observed = [picked(observation, leaf.path)[None] for leaf in self._leaves]
-        distribution, _, self._state = self._model(tensors(observed), self._state)
+        distribution, value, self._state = self._model(tensors(observed), self._state)
         drawn = distribution.mode() if self._generator is None else distribution.sample(self._generator)
         action = next(iterate(self._batched, self._form.to_batch(drawn.numpy())))
-        return clipped(self._space, action), {}  # training clips actions, too
+        numbers = {"value": self._model.value(value), "entropy": distribution.entropy()}
+        numbers["logprob"] = distribution.log_prob(drawn)
+        if len(distribution.logs) == 1 and not self._form.normals:
+            numbers["probabilities"] = distribution.logs[0].exp()
+        # training clips actions, too
+        return clipped(self._space, action), {name: rows[0].numpy() for name, rows in numbers.items()}

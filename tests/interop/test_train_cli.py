@@ -183,6 +183,10 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
         assert "2 episodes, identical" in ok("diff", tmp_path / "2", tmp_path / other).output
     said = [gym_trace.open_trace(tmp_path / n).readers[0].schema["provenance"]["policy"] for n in ("0", "1", "j")]
     assert said == [f"run:{trained}@8", f"run:{trained}@5", f"run:{trained}@5?sample"]
+    seen = gym_trace.open_trace(tmp_path / "2")[0]
+    chances = seen.annotations["probabilities"]
+    np.testing.assert_allclose(np.log(chances[range(len(seen)), seen.actions]), seen.annotations["logprob"], rtol=1e-4)
+    np.testing.assert_allclose(-(chances * np.log(chances)).sum(axis=1), seen.annotations["entropy"], rtol=1e-4)
     for name, why in (("@99", "no version 99"), ("@best", "no best version yet")):
         refused = run("record", "CartPole-v1", "-o", tmp_path / "no", "--policy", f"run:{trained}{name}")
         assert why in refused.output or name == "@best"

@@ -54,6 +54,7 @@ export interface EpisodeFacts {
   rendering?: boolean; // more pictures will follow
   columns: ColumnFacts[];
   facts: [string, string][];
+  figures?: [string, string][]; // of the agent
   fps: number | null;
   version: number;
 }
@@ -103,10 +104,18 @@ export interface Learning {
   axes: Axis[];
   ys: string[]; // what curves can be of
   y: string;
+  proved?: Proved;
   window: number;
   term: "index" | "end_time"; // the column of conditions whose values are in "at"
   episodes: number;
   values(name: string): Float64Array;
+}
+
+/** How many versions of a policy were learned again, of how many, and the first difference. */
+export interface Proved {
+  versions: number;
+  of: number;
+  differs: string;
 }
 
 export interface Estimate {
@@ -411,5 +420,6 @@ function readCurves(bytes: Uint8Array<ArrayBuffer>): Curves {
     nan: Number(head.nan ?? 0),
     infinite: Number(head.infinite ?? 0),
     missing: Number(head.missing ?? 0),
+    peak: typeof head.peak === "number" ? head.peak : null,
   };
 }

@@ -12,6 +12,7 @@ export interface Curves {
   nan: number;
   infinite: number;
   missing: number;
+  peak: number | null; // the row of the whole column that is farthest from zero, where the server says so
 }
 
 /** Return rows [from, to) of some items of a whole column, in bins aligned to their width, as the server does it. */
@@ -44,7 +45,7 @@ export function decimate(whole: Curves, items: [number, number], from: number, t
       }
     }
   }
-  return { x, low, high, odd, items: end - begin, decimated: bin > 1, bin, rows: whole.rows, nan, infinite, missing };
+  return { x, low, high, odd, items: end - begin, decimated: bin > 1, bin, rows: whole.rows, nan, infinite, missing, peak: whole.peak };
 }
 
 /** Return the values of an item at a row: one number, or the range of its bin; null where nothing is loaded or recorded. */

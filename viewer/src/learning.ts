@@ -1,6 +1,6 @@
 // Learning curves: complete episodes as points, their mean with a band, one colour a trace. A click opens an episode, dragging selects.
 
-import type { Axis } from "./api.ts";
+import type { Axis, Proved } from "./api.ts";
 import { fill, h, set } from "./dom.ts";
 import { compact, count, short, UNITS } from "./words.ts";
 
@@ -29,6 +29,7 @@ export interface CurvePoints {
   at: Float64Array; // in the column of the condition
   steps: Float64Array;
   more: [string, Float64Array][]; // what else is known of the episodes, with its name
+  proved: Proved | undefined;
 }
 
 export interface CurveEvents {
@@ -114,6 +115,7 @@ export class LearningCurve {
     this.drawPoints(draw, colour);
     for (const line of this.lines) this.drawLine(draw, line, colour(`series-${line.colour}`));
     draw.restore();
+    this.drawProved(draw, colour);
     this.drawBrush(draw, colour("accent"));
     const { points, active } = this;
     if (points && active !== null) {
@@ -196,6 +198,21 @@ export class LearningCurve {
     draw.beginPath();
     trace(mean, known, true);
     draw.stroke();
+  }
+
+  /** A tick below the first episode of each version that was proved, and of the one that differs. */
+  private drawProved(draw: CanvasRenderingContext2D, colour: (name: string) => string): void {
+    const { proved, x, more } = this.points ?? { proved: undefined };
+    if (!proved) return;
+    const versions = more!.find(([name]) => name === "version")?.[1] ?? new Float64Array(0);
+    const seen = new Set<number>();
+    versions.forEach((version, i) => {
+      const differs = version === proved.versions + 1 && proved.differs !== "";
+      if (seen.has(version) || version < 1 || (version > proved.versions && !differs)) return;
+      seen.add(version);
+      draw.fillStyle = colour(differs ? "bad" : "good");
+      draw.fillRect(Math.round(this.px(x![i]!)) - 1, this.size.height - BOTTOM, 2, differs ? 9 : 5);
+    });
   }
 
   private drawBrush(draw: CanvasRenderingContext2D, accent: string): void {

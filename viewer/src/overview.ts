@@ -209,15 +209,18 @@ export class Overview implements View {
     }
   }
 
-  private drawCurve({ axes, ys, y, window, term, episodes, values }: Learning, others: CurveLine[]): void {
+  private drawCurve({ axes, ys, y, proved, window, term, episodes, values }: Learning, others: CurveLine[]): void {
     this.curve.element.hidden = (episodes < 2 && y === "return") || axes.length === 0;
     if (this.curve.element.hidden) return;
     const shown = axes.includes(axis) ? axis : axes[0]!;
     const colour = this.trace % COLOURS;
     const more = [...new Set(["return", "version", ...ys])].map((name): [string, Float64Array] => [name, values(name)]).filter(([, known]) => known.length);
     const line = { trace: this.trace, name: this.facts.name, colour, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
-    const points = { colour, x: values(shown), y: values(y), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps"), more };
-    const about = window > 1 ? `mean of ${count(window)} episodes, and 10 to 90 % of them` : "";
+    const points = { colour, x: values(shown), y: values(y), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps"), more, proved };
+    const about = [
+      proved && `${count(proved.versions)} of ${plural(proved.of, "version")} proved${proved.differs && `; then ${proved.differs}`}`,
+      window > 1 && `mean of ${count(window)} episodes, and 10 to 90 % of them`,
+    ].filter(Boolean).join(" · ");
     this.curve.show(y, ys, shown, axes, [...others, line], points, brushed(this.route.where, term), about);
   }
 

@@ -302,6 +302,7 @@ export class Player implements View {
       h("div", { class: "numbers" }, [
         facts.return !== null && fact("return", short(facts.return, 6)),
         fact("length", count(facts.length)),
+        ...(facts.figures ?? []).map(([name, value]) => fact(name, value)),
         facts.lane !== null && fact("lane", String(facts.lane)),
         facts.seed !== null && fact("seed", String(facts.seed)),
         facts.facts.length > 0 && h("details", { class: "about" }, [h("summary", {}, ["About"]), h("dl", {}, facts.facts.flatMap(([name, value]) => [h("dt", {}, [name]), h("dd", {}, [value])]))]),

@@ -493,12 +493,14 @@ export class PlotStack {
 
   private tags(panel: Panel): void {
     const all = panel.curves.filter((curves) => curves !== null);
+    const peak = all[0]?.peak ?? null;
     const decimated = all.find((curves) => curves.decimated);
     const nan = all.reduce((total, curves) => total + curves.nan, 0);
     const infinite = all.reduce((total, curves) => total + curves.infinite, 0);
     const missing = all.reduce((total, curves) => total + curves.missing, 0);
     fill(panel.tag, [
       panel.column.note && h("span", { class: "tag" }, [panel.column.note]),
+      peak !== null && h("button", { type: "button", class: "tag link", title: "Go to the step where it is farthest from zero" }, [`peak at step ${count(peak)}`], { click: () => this.events.seek(peak) }),
       nan > 0 && h("span", { class: "tag bad" }, [`${count(nan)} NaN`]),
       infinite > 0 && h("span", { class: "tag bad" }, [`${count(infinite)} ∞`]),
       missing > 0 && h("span", { class: "tag", title: "Values that were not recorded, or cannot be read" }, [`${count(missing)} missing`]),

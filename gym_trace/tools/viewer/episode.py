@@ -320,6 +320,8 @@ class ViewedEpisode:
     def _plot(self, column: ViewColumn, begin: int, end: int, pixels: int, chosen: slice) -> bytes:
         begin, end = max(0, begin), min(end, column.rows)
         head: dict[str, Any] = {"rows": column.rows, "decimated": False, "bin": 1}
+        if column.name == _ADVANTAGE and column.rows < LONG and np.isfinite(self._critic).all(axis=0).any():
+            head["peak"] = int(np.nanargmax(np.abs(self._critic[1] - self._critic[0])))
         if end - begin <= 2 * pixels:
             values, missing = self._numbers(column, begin, end, chosen)
             bins = binned(values, missing, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.tools.statistics.comparison import AXES, episodes_by_end, positions_on, window_of
 from gym_trace.tools.statistics.summary import UNKNOWN_TIME
 from gym_trace.tools.viewer.container import packed
-from gym_trace.tools.viewer.microscope import VERSION
+from gym_trace.tools.viewer.microscope import VERSION, proved_versions
 
 _MOST_POINTS = 1500  # selected ones, and as many others: the lowest and the highest of each of half as many bins
 _MEANS = 300
@@ -40,8 +41,8 @@ class History:
 
         Arrays of points: episode (number in the whole trace), return and each of the figures, selected, at, and one for
         each axis. Arrays of means: mean, low, high, and `mean_` with each axis. Head: axes; ys, what curves can be of;
-        y; window, number of episodes that a mean is over; term, the column of --where that `at` has: "index", or
-        "end_time" in milliseconds since 1970.
+        y; proved, see proved_versions(), if known; window, number of episodes that a mean is over; term, the column of
+        --where that `at` has: "index", or "end_time" in milliseconds since 1970.
 
         Args:
             y: "return", or one of the figures; episodes without it are left out.
@@ -66,7 +67,10 @@ class History:
         x |= {axis: known[axis] for axis in (VERSION,) if axis in known}
         arrays |= {f"mean_{axis}": at[last] for axis, at in x.items()}
         axes = [*self._x, *(name for name in available if name == VERSION)]
-        head = {"axes": axes, "ys": ["return", *(name for name in available if name != VERSION)], "y": y}
+        ys = ["return", *(name for name in available if name != VERSION)]
+        head: dict[str, Any] = {"axes": axes, "ys": ys, "y": y}
+        if VERSION in known and (proved := proved_versions(self.trace)) is not None:
+            head["proved"] = proved._asdict()
         return packed({**head, "window": window, "term": self._term, "episodes": len(values)}, arrays.items())
 
 

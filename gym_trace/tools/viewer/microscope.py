@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.data.layout import Path as ColumnPath
+from gym_trace.data.layout import Path
 from gym_trace.data.returns import numbers_of
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
@@ -32,11 +31,12 @@ NAMES = {
 _SCANNED = 1 << 20  # steps whose columns are in memory together
 _NEGLIGIBLE = 1e-17  # discount of a reward that no longer counts
 _MOST_BYTES = 1 << 20  # of a file beside the trace
+_MOST_CHARACTERS = 2000
 VERSION, VALUE_ERROR = "version", "value error"
 _OF = {VERSION: "version", VALUE_ERROR: "value", "entropy": "entropy"}  # figures, and the annotation of each
 
 
-def annotation(kind: str, stored: Iterable[ColumnPath]) -> ColumnPath | None:
+def annotation(kind: str, stored: Iterable[Path]) -> Path | None:
     """Return the path of the annotation of this kind: one of NAMES. None: not recorded."""
     return next((path for name in NAMES[kind] for path in stored if path == ("annotations", name)), None)
 
@@ -50,7 +50,7 @@ class Discount(NamedTuple):
 
 def discount_of(trace: Trace) -> Discount:
     """Return the discount that the fact "gamma" of the trace, or the settings of its run name; otherwise 1."""
-    settings = beside(trace, "run.json").get("settings")
+    settings = _beside(trace, "run.json").get("settings")
     of_run = settings.get("gamma") if isinstance(settings, dict) else None
     for gamma, source in ((trace.facts.get("gamma"), ""), (of_run, ", that of the run")):
         if isinstance(gamma, (int, float)) and not isinstance(gamma, bool) and 0 <= gamma <= 1:
@@ -58,13 +58,31 @@ def discount_of(trace: Trace) -> Discount:
     return Discount(1.0, "no discount: none is known")
 
 
-def beside(trace: Trace, name: str) -> dict[str, Any]:
-    """Return a JSON file of the run whose trace this is, which is untrusted; {} if it is missing or unreadable."""
+class Proved(NamedTuple):
+    """Number of versions that were learned again, of all; and the first difference, "" without one."""
+
+    versions: int
+    of: int
+    differs: str
+
+
+def proved_versions(trace: Trace) -> Proved | None:
+    """Return what verified.json beside the run says: the output of a proof with --json. None without one."""
+    match _beside(trace, "verified.json"):
+        case {"versions": int(versions), "of": int(of), "differs": str(differs)}:
+            return Proved(versions, of, differs[:_MOST_CHARACTERS])
+    return None
+
+
+def _beside(trace: Trace, name: str) -> dict[str, Any]:
+    """Return a JSON file of the run or the log of updates beside a trace; {} if it is missing or unreadable.
+
+    Its content is untrusted.
+    """
     directory = trace.directory
-    if not isinstance(directory, Path) or directory.name != "trace":
-        return {}
+    run = directory.parent if directory.name == "trace" else directory.with_name(f"{directory.name}.proof")
     try:
-        with open(open_regular(directory.parent / name, os.O_RDONLY), "rb") as file:
+        with open(open_regular(run / name, os.O_RDONLY), "rb") as file:
             found = json.loads(file.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
@@ -141,7 +159,7 @@ class Figures:
         ends = np.cumsum(steps)
         begin_of = np.zeros(len(self.trace), np.int64)
         begin_of[rows] = ends - steps - first
-        paths: dict[str, ColumnPath] = {"rewards": ("rewards",), **self._paths}
+        paths: dict[str, Path] = {"rewards": ("rewards",), **self._paths}
         columns = {name: np.full(ends[-1], np.nan) for name in paths}
         for block in Scan(self.trace.content, set(paths.values()), rows, on_damage=lambda damage: None):
             places = np.repeat(begin_of[block.episode] + block.first_step - block.step_offsets[:-1], block.lengths)
@@ -164,7 +182,7 @@ def available(trace: Trace) -> list[str]:
     return list(_figures_of(trace))
 
 
-def _figures_of(trace: Trace) -> dict[str, ColumnPath]:
+def _figures_of(trace: Trace) -> dict[str, Path]:
     stored = {path: None for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
     found = {figure: annotation(kind, stored) for figure, kind in _OF.items()}
     return {figure: path for figure, path in found.items() if path is not None}

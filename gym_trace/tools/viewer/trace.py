@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.showing.text import number
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -144,9 +145,9 @@ class ViewedTrace:
     def _is_damaged(self, trace: Trace, table: Array) -> Array:
         """Return True for episodes of the table with unreadable steps."""
         found = np.zeros(len(table), bool)
-        for number, writer in enumerate(trace.readers if self._damaged else ()):
+        for place, writer in enumerate(trace.readers if self._damaged else ()):
             ids = list(self._damaged.get(writer.writer, {}))
-            found |= (table["writer"] == number) & np.isin(table["episode_id"], ids)
+            found |= (table["writer"] == place) & np.isin(table["episode_id"], ids)
         return found
 
     def list_only(self, numbers: list[int]) -> None:
@@ -239,9 +240,16 @@ class ViewedTrace:
             "renderable": not one.first_step,
             "columns": viewed.plain_columns(),
             "facts": [(label, text[:_MOST_CHARACTERS]) for label, text in viewed.facts()],
+            "figures": self._figures_of(viewed),
             "fps": viewed.fps,
             "version": self.version,
         }
+
+    def _figures_of(self, viewed: ViewedEpisode) -> list[tuple[str, str]]:
+        """Return the names and texts of the known figures of an episode, if they were read."""
+        columns = self._figures if viewed.trace is self.trace else {}
+        known = ((name, columns[name][viewed.index]) for name in (VERSION, VALUE_ERROR) if name in columns)
+        return [(name, number(float(value))) for name, value in known if np.isfinite(value)]
 
     @staticmethod
     def _seed(viewed: ViewedEpisode) -> Any:

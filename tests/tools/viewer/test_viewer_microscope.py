@@ -87,6 +87,7 @@ def test_the_player_has_values_returns_to_go_and_advantages(trained: Path) -> No
     np.testing.assert_allclose(both, [np.full(5, 50.0), to_go()])
     advantage = arrays_of(answers, "/api/plot?episode=1&column=advantage&from=2&to=4")
     np.testing.assert_allclose(advantage["y"], [to_go()[2:4] - 50])
+    assert asked(answers, "/api/plot?episode=1&column=advantage")[0]["peak"] == 4
     chance = arrays_of(answers, "/api/plot?episode=1&column=probability%20of%20the%20action")["y"]
     np.testing.assert_allclose(chance, np.full((1, 5), 0.25))
 
@@ -106,6 +107,19 @@ def test_the_discount_is_that_of_the_run_beside_the_trace(tmp_path: Path) -> Non
     assert note() == "no discount: none is known"
 
 
+def test_versions_that_were_proved_are_those_of_the_file_beside_the_run(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(Paid(), tmp_path / "ppo") as env:
+        play(env, 1, 9.0)
+    (tmp_path / "ppo.proof").mkdir()
+    url, file = "/api/learning?x=version", tmp_path / "ppo.proof" / "verified.json"
+    assert "proved" not in asked(viewed(tmp_path / "ppo"), url)[0]
+    file.write_text(json.dumps({"versions": 3, "of": 5, "differs": "version 4 differs", "proved": []}))
+    proved = asked(viewed(tmp_path / "ppo"), url)[0]["proved"]
+    assert proved == {"versions": 3, "of": 5, "differs": "version 4 differs"}
+    file.write_text('{"versions": "3", "of": 5, "differs": ""}')
+    assert "proved" not in asked(viewed(tmp_path / "ppo"), url)[0]
+
+
 def test_the_list_has_versions_and_value_errors_and_is_sorted_by_them(trained: Path) -> None:
     answers = viewed(trained)
     head, arrays = asked(answers, "/api/episodes?sort=-value%20error")
@@ -114,6 +128,10 @@ def test_the_list_has_versions_and_value_errors_and_is_sorted_by_them(trained: P
     errors = [np.abs(50 - to_go()).mean(), np.abs(9 - to_go()).mean(), np.abs(10 - to_go()).mean()]
     np.testing.assert_allclose(arrays["value error"][[0, 2, 3]], errors)
     assert arrays["version"].tolist() == [2, 2, 1, 3]
+    assert asked(answers, "/api/episode?episode=3")["figures"] == [
+        ["version", "3"],
+        ["value error", f"{errors[2]:.4g}"],
+    ]
 
 
 def test_the_curve_can_be_that_of_value_errors_or_entropy(trained: Path) -> None:

@@ -14,6 +14,7 @@ import type { Writer } from "./writer.ts";
 const MOST_ITEMS = 64, MOST_STEPS = 1024, MOST_FRAMES = 64, MOST_PICTURE_BYTES = 64 << 20, MOST_PIXELS = 8192;
 const MOST_PLOTTED = 1 << 16, MOST_DESCRIBED = 1 << 26, SMALLEST_PICTURE = 8, SAMPLED = 8;
 const MOST_CURVE = 1 << 26; // numbers of a curve
+const LONG = 1 << 16;
 const FLAGS = ["terminated", "truncated"];
 const NAME = /^[A-Za-z_]\w*$/;
 
@@ -179,6 +180,7 @@ export class Episode {
       frames: columns.filter(({ kind }) => kind === "frames").map(({ name }) => name),
       renderable: false,
       columns: columns.map(({ path: _, ...facts }) => facts),
+      figures: [],
       facts,
       fps: typeof fps === "number" && fps > 0 && Number.isFinite(fps) ? fps : null,
       version: 1,
@@ -230,7 +232,11 @@ export class Episode {
     const low = new Float64Array(count * width).fill(NaN);
     const high = bin === 1 ? low : low.slice();
     const odd = new Uint8Array(count);
-    const head = { rows: column.rows, decimated: bin > 1, bin, nan: 0, infinite: 0, missing: 0 };
+    const head: Record<string, number | boolean> & { missing: number; nan: number; infinite: number } = { rows: column.rows, decimated: bin > 1, bin, nan: 0, infinite: 0, missing: 0 };
+    if (column.name === ADVANTAGE && column.rows < LONG) {
+      const sizes = (await this.numbers(column, 0, column.rows, [0, 1])).values.map((one) => (Number.isNaN(one) ? -1 : Math.abs(one)));
+      if (sizes.some((size) => size >= 0)) head.peak = sizes.indexOf(sizes.reduce((one, other) => Math.max(one, other)));
+    }
     for (let i = 0; i < values.length; i++) {
       const [value, row] = [values[i]!, Math.floor(i / width)];
       const at = (i % width) * count + Math.floor(row / bin);
