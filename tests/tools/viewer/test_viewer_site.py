@@ -48,7 +48,7 @@ WRONG = (
     "steps",
     "steps in 3",
 )
-APART = ("spaces", "renderable", "notes", "identity")  # a site has no simulator, and nothing grows or is flagged there
+APART = ("spaces", "renderable", "branches", "notes", "identity")  # a site has no simulator; nothing grows there
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 
