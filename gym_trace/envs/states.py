@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -49,8 +50,8 @@ class States(Protocol):
 def states_of(env: gymnasium.Env[Any, Any]) -> States | None:
     """Return an object that gets and sets the state of an environment; None if that is not supported."""
     base: Any = env.unwrapped
-    for entry in entry_points(group=_GROUP):
-        found: States | None = entry.load()(base)
+    for makes_states in _of_other_packages():
+        found: States | None = makes_states(base)
         if found is not None:
             return found
     if type(base).__module__.startswith("gymnasium.envs.mujoco."):
@@ -63,6 +64,11 @@ def states_of(env: gymnasium.Env[Any, Any]) -> States | None:
     if _has_methods(base, "get_state_dict", "set_state_dict"):
         return _StateDict(base)
     return base if _has_methods(base, "get_state", "set_state") else None
+
+
+@functools.cache  # reads the files of every installed package
+def _of_other_packages() -> list[Callable[[Any], States | None]]:
+    return [entry.load() for entry in entry_points(group=_GROUP)]
 
 
 def _has_methods(env: Any, *names: str) -> bool:

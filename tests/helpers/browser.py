@@ -52,6 +52,9 @@ def browser(profile: Path) -> Iterator[Any]:
     options.binary_location = _found("CHROMIUM", "chromium", "chromium-browser", "google-chrome")
     for flag in (*_FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
+    # Instead of the page of a new tab, which takes a second.
+    blank = {"session.restore_on_startup": 4, "session.startup_urls": ["about:blank"]}
+    options.add_experimental_option("prefs", blank)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(_found("CHROMEDRIVER", "chromedriver")))
     try:

@@ -6,6 +6,7 @@ import sys
 import time
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from typing import ClassVar
 
 import browser
 import forked_python
@@ -15,6 +16,8 @@ import pytest
 from damage import flip, strip_parity
 from faulty_server import QuietHandler, running, serving
 from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
 from shell import ok
@@ -83,14 +86,15 @@ class Page:
 
     def __init__(self, driver, address):
         self.driver, self.address = driver, address
-        self.refused = None
+        self.refused, self.visits = None, 0
         driver.get("about:blank")
         self.begun = 1000 * time.time()
 
     def go(self, route=""):
-        if self.driver.current_url != "about:blank":  # otherwise another route alone would not load the page again
-            self.driver.get("about:blank")
-        self.driver.get(self.address + route)  # with the token: what the first page has stored may not be there yet
+        self.visits += 1  # in the address, as another route alone would not load the page again
+        visit = f"{'&' if '?' in self.address else '?'}visit={self.visits}"
+        # With the token: what the first page has stored may not be there yet.
+        self.driver.get(self.address + visit + route)
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
@@ -708,24 +712,28 @@ def test_annotation_names_that_want_to_be_html_are_text(driver, tmp_path):
         assert page.run("return document.querySelectorAll('main img, main script').length") == 0
 
 
-class Short(gym.Env):
-    """Episodes of one step."""
+class Short(VectorEnv):
+    """Episodes of one step, a thousand at a time."""
 
-    observation_space, action_space = Discrete(2), Discrete(2)
+    num_envs = 1000
+    metadata: ClassVar = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    single_observation_space = single_action_space = Discrete(2)
+    observation_space = action_space = batch_space(Discrete(2), 1000)
 
     def reset(self, *, seed=None, options=None):
-        return 0, {}
+        return np.zeros(1000, np.int64), {}
 
-    def step(self, action):
-        return 0, 1.0, True, False, {}
+    def step(self, actions):
+        return np.zeros(1000, np.int64), np.ones(1000), np.ones(1000, bool), np.zeros(1000, bool), {}
 
 
 def test_the_last_of_many_episodes_is_reached_by_scroll_bar_and_key(driver, tmp_path):
     many = 300_000  # 9 million pixels of rows; the page makes no element taller than 8 million
-    with TraceRecordingWrapper(Short(), tmp_path / "many") as env:
-        for _ in range(many):
-            env.reset()
-            env.step(0)
+    envs = TraceRecordingVectorWrapper(Short(), tmp_path / "many")
+    envs.reset()
+    for _ in range(599):  # every second step is a reset
+        envs.step(np.zeros(1000, np.int64))
+    envs.close()
     with opened(driver, tmp_path / "many") as page:
         page.until(f"document.querySelector('.matched')?.textContent === '{many:,} episodes'")
         assert page.run("return document.querySelector('.space').offsetHeight") < 17_000_000
