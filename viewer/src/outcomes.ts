@@ -23,13 +23,11 @@ export class OutcomeStrip {
   private readonly sorted: Outcome[];
   private active: number | null = null;
 
-  /** recorded: return of the recorded episode. quartiles: with the smallest and the largest return. */
-  constructor(outcomes: Outcome[], quartiles: number[] | null, recorded: number | null, name: string, private readonly events: OutcomeEvents) {
+  /** quartiles: with the smallest and the largest return. recorded: return of the recorded episode. The axis goes from low to high. */
+  constructor(outcomes: Outcome[], quartiles: number[] | null, recorded: number | null, [low, high]: [number, number], name: string, private readonly events: OutcomeEvents) {
     this.sorted = [...outcomes].sort((a, b) => a.return - b.return);
-    const all = [...this.sorted.map((one) => one.return), ...(recorded === null ? [] : [recorded])];
-    const [low, high] = [Math.min(...all), Math.max(...all)];
     const place = (element: HTMLElement, value: number, to?: number): HTMLElement => {
-      const at = (one: number): number => (high > low ? 1.5 + (97 * (one - low)) / (high - low) : 50);
+      const at = (one: number): number => (high > low ? 3 + (94 * (one - low)) / (high - low) : 50);
       element.style.left = `${at(value)}%`;
       if (to !== undefined) element.style.width = `${at(to) - at(value)}%`;
       return element;

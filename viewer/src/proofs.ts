@@ -11,6 +11,8 @@ const LISTED = 200; // findings on the page; the key walks through all
 
 const UNITS: Record<string, string> = { check: "bytes", verify: "episodes", audit: "claims", branch: "branches" }; // of progress, or steps
 
+const VERDICTS = ["no", "not tried", "yes"]; // of claims, those that matter first
+
 const TOOLS: [string, string, string][] = [
   ["lint", "Lint", "Look for problems in the recorded data"],
   ["check", "Check", "Read every byte, and compare it with its checksum"],
@@ -112,7 +114,7 @@ export class Proofs {
     this.shownClaims = JSON.stringify(claims);
     fill(this.claims, [
       h("summary", {}, ["Audit", h("span", { class: "quiet" }, [" · what the environment promises, and what was seen of it"])]),
-      h("ul", { class: "claims" }, claims.map(([name, verdict, text]) => h("li", {}, [
+      h("ul", { class: "claims" }, [...claims].sort((a, b) => VERDICTS.indexOf(a[1]) - VERDICTS.indexOf(b[1])).map(([name, verdict, text]) => h("li", {}, [
         h("b", {}, [name]), h("span", { class: verdict === "yes" ? "holds" : verdict === "no" ? "error" : "quiet" }, [verdict]), h("span", {}, [text]),
       ]))),
     ]);

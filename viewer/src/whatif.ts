@@ -42,6 +42,12 @@ export class WhatIf {
       },
     });
     this.element.append(form, this.list, this.note);
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      this.toggle();
+      this.element.parentElement?.focus({ preventScroll: true });
+    });
   }
 
   /** Whether branches of this episode can be recorded. */
@@ -56,11 +62,14 @@ export class WhatIf {
     if (before?.trace === id.trace && before.episode === id.episode) return;
     this.turn++;
     this.facts = null;
+    fill(this.status, []);
+    if (!this.possible) this.element.hidden = true;
     this.draw();
-    if (this.side) void this.load().then(() => this.watch(false));
+    if (this.possible) void this.load().then(() => this.watch(false));
   }
 
   toggle(): void {
+    if (!this.possible) return;
     this.element.hidden = !this.element.hidden;
     this.spread();
     if (!this.element.hidden) this.policy.focus();
@@ -73,9 +82,9 @@ export class WhatIf {
   }
 
   changed(changes: Changes): void {
-    const known = new Map(this.facts?.branches.map(({ trace, episodes }) => [trace, episodes.length]));
-    const news = changes.traces.some(({ trace, episodes }) => (known.get(trace) ?? (this.page.traces[trace]?.branches ? 0 : episodes)) !== episodes);
-    if (this.side && news) void this.load();
+    const known = new Map(this.facts?.branches.map(({ trace, episodes, live }) => [trace, `${episodes.length} ${live}`]));
+    const news = changes.traces.some(({ trace, episodes, live }) => (known.has(trace) ? known.get(trace) !== `${episodes} ${live}` : this.page.traces[trace]?.branches));
+    if (this.possible && news) void this.load();
   }
 
   close(): void {
@@ -139,7 +148,9 @@ export class WhatIf {
     fill(this.policy, (facts?.policies ?? []).map(({ name, label }) => h("option", { value: name, selected: name === chosen }, [label])));
     const sets = facts?.branches ?? [];
     this.strips = [];
-    fill(this.list, sets.map((one, i) => this.set(one, i)));
+    const returns = [this.side?.facts.return ?? null, ...sets.flatMap(({ episodes }) => episodes.map((one) => one.return))].filter((value) => value !== null);
+    const axis: [number, number] = [Math.min(...returns), Math.max(...returns)]; // of all strips
+    fill(this.list, sets.map((one, i) => this.set(one, i, axis)).reverse());
     this.point(null);
     this.setPosition(this.position);
     this.spread();
@@ -154,13 +165,13 @@ export class WhatIf {
     this.plots.setFan(this.fan);
   }
 
-  private set(one: Branches, i: number): HTMLElement {
+  private set(one: Branches, i: number, axis: [number, number]): HTMLElement {
     const recorded = this.side!.facts.return;
     const about = (branch: Branches["episodes"][number]): string =>
       `branch ${branch.episode}: return ${branch.return === null ? "unknown" : short(branch.return, 6)}, ${branch.outcome} after ${plural(branch.length - one.step, "step")}`;
     const outcomes = one.episodes.flatMap((branch) => (branch.return === null ? [] : [{ id: { trace: one.trace, episode: branch.episode }, return: branch.return, about: about(branch) }]));
     const name = `${one.policy} from step ${count(one.step)}`;
-    const strip = new OutcomeStrip(outcomes, one.returns, recorded, name, { pointed: (id) => this.light(id), open: (id) => this.open(id, this.position) });
+    const strip = new OutcomeStrip(outcomes, one.returns, recorded, axis, name, { pointed: (id) => this.light(id), open: (id) => this.open(id, this.position) });
     this.strips.push(strip);
     const shown = h("button", { type: "button", class: "shown", "aria-pressed": String(!this.hidden.has(one.trace)), title: "Show or hide its curves" }, [h("i", { class: "swatch", "aria-hidden": "true" }), name], {
       click: () => {

@@ -133,7 +133,7 @@ class WhatIf:
                     "directory": printable(str(trace.directory)),
                     "kept": self._is_kept or self._directory not in Path(trace.directory).parents,
                     "step": step,
-                    "policy": printable(policy),
+                    "policy": printable(_short(policy)),
                     "live": other.is_live,
                     "returns": _quartiles(returns[ended]),
                     "lengths": _quartiles(lengths[ended] - step),
@@ -144,12 +144,12 @@ class WhatIf:
                             trace.chosen[rows], map(_finite, returns.tolist()), lengths.tolist(), outcomes
                         )
                     ],
-                    "command": self._command(one, step, policy, len(rows), seed),
+                    "command": self._command(one, step, policy, len(rows), seed, Path(trace.directory).name),
                 }
             )
         return found
 
-    def _command(self, one: ViewedEpisode, step: int, policy: str, episodes: int, seed: Any) -> str | None:
+    def _command(self, one: ViewedEpisode, step: int, policy: str, episodes: int, seed: Any, name: str) -> str | None:
         """Return the command that records the same branches; None if it would need a function of this process."""
         making, directory = self._recipe.making, str(one.trace.directory)
         if making.make_env is not None:
@@ -161,7 +161,7 @@ class WhatIf:
         words += [word for module in self._recipe.imports for word in ("--import", module)]
         for name, value in (making.env_kwargs or {}).items():
             words += ["--env-arg", f"{name}={json.dumps(value)}"]
-        words += ["--trust"] * making.trust + ["-o", f"{directory}-{number}-{step}"]
+        words += ["--trust"] * making.trust + ["-o", str(Path(directory).with_name(name))]
         return printable(shlex.join(map(str, words)))
 
 
@@ -186,30 +186,31 @@ def record(trace: Trace, recipe: Recipe, plan: Plan, on_progress: Callable[[int,
         raise EnvironmentUnavailable(plan.needs)
     if making.trust and isinstance(policy, str) and policy.startswith("run:"):
         policy += "&trust" if "?" in policy else "?trust"
+    start, notes = start_of(trace, plan.episode, recipe), []
+    settings = {name: value for name, value in making._asdict().items() if name not in ("wrappers", "start")}
+    settings |= {"episodes": plan.episodes, "seed": plan.seed, "command": "gym-trace view"}
+    settings["on_progress"] = lambda episodes, steps: on_progress(episodes, plan.episodes)
     with warnings.catch_warnings(record=True) as issued:
-        found = branch(
-            trace,
-            plan.episode,
-            plan.step,
-            policy,
-            plan.directory,
-            episodes=plan.episodes,
-            seed=plan.seed,
-            make_env=making.make_env,
-            env_kwargs=making.env_kwargs,
-            trust=making.trust,
-            atol=making.atol,
-            rtol=making.rtol,
-            tolerances=making.tolerances,
-            ignore=making.ignore,
-            start=start_of(trace, plan.episode, recipe),
-            on_progress=lambda episodes, steps: on_progress(episodes, plan.episodes),
-            command="gym-trace view",
-        )
-    notes = [str(one.message) for one in issued if str(one.message).startswith(f"episode {plan.episode}: ")]
+        try:
+            found = branch(trace, plan.episode, plan.step, policy, plan.directory, start=start, **settings)
+        except EnvironmentUnavailable as error:
+            if start == making.start:
+                raise
+            notes = [f"its steps were repeated, not its states used: {error}"]
+            found = branch(trace, plan.episode, plan.step, policy, plan.directory, start=making.start, **settings)
+    notes += [str(one.message) for one in issued if str(one.message).startswith(f"episode {plan.episode}: ")]
     if found.drew is False:
         notes.append("the environment drew nothing from the seeded generator")
     return "; ".join([f"{len(found.returns):,} branches", *notes])
+
+
+def _short(policy: str) -> str:
+    """Return a name of a policy without directories and options."""
+    kind, _, path = policy.partition(":")
+    if kind not in ("run", "sb3", "onnx"):
+        return policy
+    name, _, options = Path(path).name.partition("?")
+    return f"{name}, sampled" if "sample" in options else name
 
 
 def _policy_of(about: WriterSchema) -> str:
