@@ -54,10 +54,7 @@ def command(
     gym-trace compare ppo='runs/ppo-*' dqn='runs/dqn-*' --threshold 195
     gym-trace compare runs/before runs/after --episodes -100:
     """
-    named: dict[str, dict[str, None]] = {}
-    for word in given:
-        name, directory = _split(word)
-        named.setdefault(name, {}).update(dict.fromkeys(_traces_at(directory)))
+    named = named_traces(given)
     traces = {name: [selection.view(gym_trace.open_trace(one)) for one in found] for name, found in named.items()}
     compared = gym_trace.compare(traces, x=x, threshold=threshold)
     if plot is not None:
@@ -70,6 +67,15 @@ def command(
         click.echo(f"\nplot: {show.printable(plot)}")
 
 
+def named_traces(given: Sequence[str]) -> dict[str, list[str]]:
+    """Return the directories of the traces of each name, for words [NAME=]DIR. Raises TraceNotFound."""
+    named: dict[str, dict[str, None]] = {}
+    for word in given:
+        name, directory = _split(word)
+        named.setdefault(name, {}).update(dict.fromkeys(_traces_at(directory)))
+    return {name: list(found) for name, found in named.items()}
+
+
 def _split(word: str) -> tuple[str, str]:
     """Return the name and the directory of [NAME=]DIR; the name of a directory without one is the directory."""
     match = None if os.path.exists(word) else _NAMED.fullmatch(word)
@@ -80,7 +86,9 @@ def _traces_at(directory: str) -> Iterator[str]:
     """Yield the trace in a directory, or those below it, for each directory that matches. Raises TraceNotFound."""
     matching = [directory] if is_url(directory) or os.path.exists(directory) else sorted(glob.glob(directory))
     for path in matching or [directory]:
-        found = list(gym_trace.find_traces(path, deepest=0)) or list(gym_trace.find_traces(path))
+        is_run = Path(path, "run.json").is_file() and Path(path, "trace").is_dir()  # of gym-trace train
+        root = os.path.join(path, "trace") if is_run else path
+        found = list(gym_trace.find_traces(root, deepest=0)) or list(gym_trace.find_traces(root))
         if not found and path == directory:
             raise TraceNotFound(f"{redacted(directory)}: no trace here, or up to three levels below")
         yield from found

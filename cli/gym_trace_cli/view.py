@@ -16,6 +16,7 @@ import click
 import gym_trace
 from gym_trace.errors import TraceError
 from gym_trace_cli import show
+from gym_trace_cli.compare import named_traces
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.exit_codes import FINE
@@ -35,7 +36,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 
 
 @headed("view")
-@click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=TraceDirectory())
+@click.argument("given", metavar="[NAME=]DIR...", nargs=-1, required=True, type=TraceDirectory())
 @section(
     "Server",
     option("--port N", "Port. Default: a free one.", _PORT, default=0),
@@ -63,7 +64,7 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
 @recorded_environment_options
 @comparison_options
 def command(
-    directories: tuple[str, ...],
+    given: tuple[str, ...],
     port: int,
     host: str,
     no_browser: bool,
@@ -83,11 +84,12 @@ def command(
 
     Serves a page on this machine until Ctrl-C. There, keys flag episodes ('flag' is
     then a column of --where), and the environment can render them, or branch off at
-    a step. Needs the extra [view], unless --save or --site.
+    a step. NAME and the traces of a DIR are as in 'compare'. Needs the extra [view],
+    unless --save or --site.
 
     \b
     gym-trace view traces/cartpole
-    gym-trace view traces/before traces/after --no-browser --port 8000
+    gym-trace view ppo='runs/ppo-*' dqn='runs/dqn-*' --no-browser --port 8000
     gym-trace view traces/cartpole --best 3 --save best.html
     gym-trace view traces/cartpole --site public
     """
@@ -98,26 +100,23 @@ def command(
     written = "--save" if save is not None else None if site is None else "--site"
     if written and (port or host != _LOOPBACK or no_browser or policies or branches):
         raise click.UsageError(f"{written} excludes --port, --host, --no-browser, --policy and --branches")
-    traces = [gym_trace.open_trace(_trace_in(directory)) for directory in directories]
+    named = named_traces(given)
+    traces = [gym_trace.open_trace(directory) for found in named.values() for directory in found]
+    is_plain = set(named) == set(given) and len(traces) == len(named)  # one trace in each DIR, and no NAME
+    settings = None if is_plain else [name for name, found in named.items() for _ in found]
     fragment = _fragment(traces[0], episode, step)
     traces = traces if selection.is_all else [selection.view_or_error(trace) for trace in traces]
     if fragment and (written or not selection.is_all):
         raise click.UsageError("--episode and --step exclude --save, --site and the selection of episodes")
     if site is not None:
-        _save_site(traces, site)
+        _save_site(traces, settings, site)
         return FINE
     if save is None:
-        named = {policy: named_policy(policy) for policy in policies}
-        settings = {**comparison, "start": start, "policies": named, "branches": branches}
-        return _serve(traces, host, port, no_browser, recorded, settings, fragment)
+        known = {policy: named_policy(policy) for policy in policies}
+        more = {"start": start, "policies": known, "branches": branches, "settings": settings}
+        return _serve(traces, host, port, no_browser, recorded, {**comparison, **more}, fragment)
     _save(traces, save, max_bytes)
     return FINE
-
-
-def _trace_in(directory: str) -> str:
-    """Return DIR/trace if DIR is a run of 'gym-trace train', else DIR."""
-    inside = Path(directory, "trace")
-    return str(inside) if Path(directory, "run.json").is_file() and inside.is_dir() else directory
 
 
 def _fragment(trace: gym_trace.Trace, episode: int | None, step: int | None) -> str:
@@ -192,7 +191,7 @@ def _save(traces: list[gym_trace.Trace], save: str, max_bytes: int | None) -> No
     click.echo(f"{show.printable(save)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{skipped}")
 
 
-def _save_site(traces: list[gym_trace.Trace], site: str) -> None:
+def _save_site(traces: list[gym_trace.Trace], settings: list[str] | None, site: str) -> None:
     from gym_trace.viewer import save_site
 
     with ProgressLine() as line:
@@ -200,7 +199,7 @@ def _save_site(traces: list[gym_trace.Trace], site: str) -> None:
         def on_progress(done: int, total: int) -> None:
             line.update(f"{show.size(done)} of {show.size(total)}", done / max(1, total))
 
-        saved = save_site(*traces, target=site, on_progress=on_progress)
+        saved = save_site(*traces, target=site, settings=settings, on_progress=on_progress)
     copied = f", {show.count(saved.copied, 'trace')} copied" * bool(saved.copied)
     click.echo(f"{show.printable(site)}: {show.count(saved.episodes, 'episode')}, {show.size(saved.bytes)}{copied}")
     click.echo("put it on any host that serves byte ranges of files")

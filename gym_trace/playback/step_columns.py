@@ -10,8 +10,8 @@ import numpy as np
 
 from gym_trace.data.layout import Path
 from gym_trace.data.selecting.columns import ALWAYS, ConditionColumn, NoSuchKey, factorized, numbers, words
-from gym_trace.data.selecting.conditions import rows_where
-from gym_trace.data.selecting.language import columns_in, error_at, parse_condition
+from gym_trace.data.selecting.conditions import numbers_of, rows_where
+from gym_trace.data.selecting.language import Node, columns_in, error_at, parse_condition, parse_keys
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.episode_index import EpisodeIndex
@@ -45,22 +45,43 @@ def steps_where(content: EpisodeIndex, condition: str, on_damage: OnDamage | Non
 
     on_damage: called with each damaged chunk, which is skipped; None: raises CorruptTrace.
     """
-    names = {str(node.value[0]) for node in columns_in(parse_condition(condition))}
-    _check_names(content, condition)
-    roots = frozenset(_ROOTS[name] for name in names & _ROOTS.keys())
     found = [np.empty((0, 2), np.int64)]
-    columns = roots | {root for name, root in _FLAGS.items() if name in names}
-    for block in Scan(content, columns, overlap=_BEFORE in names, on_damage=on_damage):
+    for block in _scan(content, condition, [parse_condition(condition)], None, on_damage):
         hits = np.flatnonzero(rows_where(condition, _Rows(block)))
         found.append(np.stack([block.episode[block.run_of_step[hits]], block.step[hits]], 1))
     steps = np.concatenate(found)
     return steps[np.lexsort((steps[:, 1], steps[:, 0]))]
 
 
-def _check_names(content: EpisodeIndex, condition: str) -> None:
+def values_of_steps(
+    content: EpisodeIndex, terms: str, episodes: Array, on_damage: OnDamage | None = None
+) -> Iterator[list[Array]]:
+    """Yield the values of terms such as "observation[0], abs(reward)" at the steps of episodes, by blocks of steps.
+
+    Each is float64 of (steps,), NaN where it is unknown. on_damage: as for steps_where().
+
+    Raises InvalidOption, CorruptTrace.
+    """
+    for block in _scan(content, terms, [node for node, _ in parse_keys(terms)], episodes, on_damage):
+        yield numbers_of(terms, _Rows(block))
+
+
+def _scan(
+    content: EpisodeIndex, source: str, trees: list[Node], episodes: Array | None, on_damage: OnDamage | None
+) -> Scan:
+    """Return a scan of the columns in conditions or terms. Raises InvalidOption."""
+    nodes = [node for tree in trees for node in columns_in(tree)]
+    names = {str(node.value[0]) for node in nodes}
+    _check_names(content, source, nodes)
+    roots = frozenset(_ROOTS[name] for name in names & _ROOTS.keys())
+    columns = roots | {root for name, root in _FLAGS.items() if name in names}
+    return Scan(content, columns, episodes, overlap=_BEFORE in names, on_damage=on_damage)
+
+
+def _check_names(content: EpisodeIndex, condition: str, nodes: list[Node]) -> None:
     """Raise InvalidOption for a column that no chunk can have."""
     stored = {path for writer in content.readers for path in _paths_of(writer)}
-    for node in columns_in(parse_condition(condition)):
+    for node in nodes:
         name, *keys = node.value
         if name not in STEP_COLUMNS:
             near = difflib.get_close_matches(str(name), STEP_COLUMNS, n=1, cutoff=0.6)

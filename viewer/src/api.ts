@@ -1,11 +1,12 @@
 // The questions the page asks, with the types of their answers.
 
 import { doubles, parse } from "./container.ts";
-import { decimate, type Curves } from "./curves.ts";
+import { decimate, difference, type Curves } from "./curves.ts";
 import type { Source } from "./source.ts";
 
 export interface TraceFacts {
   trace: number;
+  setting: number; // that it is a run of
   name: string;
   title?: string | null;
   env_id: string | null;
@@ -41,6 +42,8 @@ export interface EpisodeFacts {
   trace: number;
   episode: number;
   identity: string;
+  writer: string;
+  branch: { writer: string; episode_id: number } | null; // the episode whose first steps this one repeats
   length: number;
   return: number | null;
   outcome: string;
@@ -124,9 +127,9 @@ export interface Estimate {
   high: number | null;
 }
 
-/** Statistics of the complete episodes of a trace, and its curve at the points of Runs.grid. */
-export interface Run {
-  trace: number;
+/** Statistics of the complete episodes of the runs of a setting, and its curve at the points of Runs.grid. */
+export interface Setting {
+  traces: number[];
   name: string;
   environments: string[];
   episodes: number;
@@ -139,10 +142,12 @@ export interface Run {
   seconds: number | null;
   steps_per_second: number | null;
   curve: (number | null)[];
+  low: (number | null)[]; // of its interval over several runs
+  high: (number | null)[];
 }
 
 export interface Runs {
-  groups: Run[];
+  groups: Setting[];
   grid: number[];
   window: number;
 }
@@ -308,20 +313,21 @@ export class Api {
     return this.json(`/api/episode?${query({ trace, episode })}`);
   }
 
-  /** Return rows [from, to) of some items of a column, at most two points a pixel. */
-  async curves(id: EpisodeId, column: string, items: [number, number], from: number, to: number, pixels: number, signal?: AbortSignal): Promise<Curves> {
-    const at = { trace: id.trace, episode: id.episode, column };
+  /** Return rows [from, to) of some items of a column, at most two points a pixel; of one episode minus another, if there is one. */
+  async curves({ trace, episode }: EpisodeId, column: string, items: [number, number], from: number, to: number, pixels: number, signal?: AbortSignal, minus: EpisodeId | null = null): Promise<Curves> {
     if (!this.source.saved) {
-      const path = `/api/plot?${query({ ...at, from, to, pixels, items: `${items[0]}:${items[1]}` })}`;
+      const other = minus && { minus: `${minus.trace}:${minus.episode}` };
+      const path = `/api/plot?${query({ trace, episode, column, from, to, pixels, items: `${items[0]}:${items[1]}`, ...other })}`;
       return readCurves(await this.source.bytes(path, signal));
     }
-    const path = `/api/plot?${query({ ...at, full: 1 })}`;
-    let whole = this.whole.get(path);
-    if (!whole) {
-      whole = this.source.bytes(path).then(readCurves);
-      this.whole.set(path, whole);
-    }
-    return decimate(await whole, items, from, to, pixels);
+    const whole = (id: EpisodeId): Promise<Curves> => {
+      const path = `/api/plot?${query({ trace: id.trace, episode: id.episode, column, full: 1 })}`;
+      const known = this.whole.get(path) ?? this.source.bytes(path).then(readCurves);
+      this.whole.set(path, known);
+      return known;
+    };
+    const one = await whole({ trace, episode });
+    return decimate(minus ? difference(one, await whole(minus)) : one, items, from, to, pixels);
   }
 
   async steps(id: EpisodeId, block: number, signal?: AbortSignal): Promise<StepFacts[]> {

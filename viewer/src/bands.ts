@@ -18,17 +18,22 @@ export function namesOf(column: ColumnFacts, [low, high]: [number, number]): str
   return low === high ? valueName(column, low) : `${valueName(column, low)} … ${valueName(column, high)}`;
 }
 
-/** Draw the bands of each episode below those of the one before. A bin of several values shows the smallest below the largest. */
-export function drawBands(plot: uPlot, curves: (Curves | null)[], colourOf: (value: number) => string): void {
+/** Draw the bands of each episode below those of the one before; of two, with their colours at the left. A bin of several values shows the smallest below the largest. */
+export function drawBands(plot: uPlot, curves: (Curves | null)[], colourOf: (value: number) => string, sideColour: (side: number) => string): void {
   const { ctx, bbox } = plot;
   const height = bbox.height / curves.length;
+  const pixel = devicePixelRatio;
   ctx.save();
+  for (let side = 0; side < curves.length && curves.length > 1; side++) {
+    ctx.fillStyle = sideColour(side);
+    ctx.fillRect(bbox.left - 9 * pixel, Math.round(bbox.top + side * height), 4 * pixel, Math.round(height - 2 * pixel));
+  }
   ctx.beginPath();
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
   curves.forEach((one, place) => {
     const top = Math.round(bbox.top + place * height);
-    const tall = Math.round(height - (curves.length > 1 ? 2 : 0) * devicePixelRatio);
+    const tall = Math.round(height - (curves.length > 1 ? 2 : 0) * pixel);
     const [count, bin] = [one?.x.length ?? 0, one?.bin ?? 1];
     for (let at = 0, end = 1; at < count; at = end++) {
       const [low, high] = [one!.low[at]!, one!.high[at]!];

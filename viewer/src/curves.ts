@@ -15,6 +15,16 @@ export interface Curves {
   peak: number | null; // the row of the whole column that is farthest from zero, where the server says so
 }
 
+/** Return a whole column minus another one, as far as both go. */
+export function difference(one: Curves, other: Curves): Curves {
+  const rows = Math.min(one.x.length, other.x.length);
+  const items = Math.min(one.items, other.items);
+  const value = (curves: Curves, item: number, row: number): number => curves.low[item * curves.x.length + row]!;
+  const low = Float64Array.from({ length: rows * items }, (_, i) => value(one, Math.floor(i / rows), i % rows) - value(other, Math.floor(i / rows), i % rows));
+  const odd = one.odd && other.odd && one.odd.slice(0, rows).map((flag, row) => flag || other.odd![row]!);
+  return { ...one, x: one.x.slice(0, rows), low, high: low, odd, items, rows };
+}
+
 /** Return rows [from, to) of some items of a whole column, in bins aligned to their width, as the server does it. */
 export function decimate(whole: Curves, items: [number, number], from: number, to: number, pixels: number): Curves {
   const total = whole.x.length;

@@ -1,6 +1,8 @@
 // Questions and explanations in front of the page.
 
+import type { EpisodeId } from "./api.ts";
 import { h, icon } from "./dom.ts";
+import type { Offer } from "./offers.ts";
 
 export const KEYS: [string, string][] = [
   ["Space", "play or pause"],
@@ -14,7 +16,7 @@ export const KEYS: [string, string][] = [
   ["d", "go to the first difference"],
   ["m M", "next, previous finding"],
   ["g b l", "flag: good, bad, look again; once more takes it away"],
-  ["c", "compare with another episode"],
+  ["c", "compare with another episode; in the list, the two episodes"],
   ["i", "what if: branches from this step"],
   ["/", "search episodes"],
   ["w", "write a condition"],
@@ -56,10 +58,15 @@ export function askConsent(text: string): Promise<boolean> {
   });
 }
 
-/** Ask which episode to compare with; resolve to null if the reader closes the question. */
-export function askEpisode(traces: { trace: number; name: string; episodes: number }[], trace: number, episode: number): Promise<{ trace: number; episode: number } | null> {
+/** Ask which episode to compare with, one that is offered or any other; resolve to null if the reader closes the question. */
+export function askEpisode(traces: { trace: number; name: string; episodes: number }[], trace: number, episode: number, offers: Offer[]): Promise<EpisodeId | null> {
   return new Promise((resolve) => {
-    let answer: { trace: number; episode: number } | null = null;
+    let answer: EpisodeId | null = null;
+    const choose = (id: EpisodeId): void => {
+      answer = id;
+      dialog.close();
+    };
+    const offered = offers.map(({ id, names, detail }) => h("button", { type: "button" }, [h("b", {}, [names.join(", ")]), h("span", { class: "quiet" }, [detail])], { click: () => choose(id) }));
     const which = h("select", { id: "compare-trace" }, traces.map((one) => h("option", { value: one.trace, selected: one.trace === trace }, [one.name])));
     const number = h("input", { id: "compare-episode", type: "number", min: 0, value: episode, required: true });
     const limit = (): void => {
@@ -73,13 +80,12 @@ export function askEpisode(traces: { trace: number; name: string; episodes: numb
     ], {
       submit: (event) => {
         event.preventDefault();
-        answer = { trace: Number(which.value), episode: Number(number.value) };
-        dialog.close();
+        choose({ trace: Number(which.value), episode: Number(number.value) });
       },
     });
-    const dialog = open("Compare with", [form]);
+    const dialog = open("Compare with", [h("div", { class: "offers" }, offered), form]);
     dialog.addEventListener("close", () => resolve(answer));
-    number.focus();
+    (offered[0] ?? number).focus();
     number.select();
   });
 }

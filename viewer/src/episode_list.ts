@@ -1,6 +1,6 @@
 // The list of episodes. Only the rows in sight exist; they are fetched in blocks, so a million rows cost as much as a hundred.
 
-import { LIST_BLOCK, type ListColumn, type ListQuery, type Rows } from "./api.ts";
+import { LIST_BLOCK, type EpisodeId, type ListColumn, type ListQuery, type Rows } from "./api.ts";
 import { fill, h, icon, set, svg } from "./dom.ts";
 import { count, short } from "./words.ts";
 import { debounced, FLAG_NAMES, isAbort, type Page } from "./view.ts";
@@ -16,6 +16,8 @@ const UNSORTED = new Set(["verify", "found"]); // what the page has run is not i
 
 export const outcomeKind = (outcome: string): string =>
   outcome === "terminated" ? "terminated" : outcome === "truncated" ? "truncated" : outcome === "running" || outcome === "live" || outcome === "open" ? "running" : "broken";
+
+let picked: EpisodeId | null = null; // the first of two episodes that are to be compared, of any trace
 
 export class EpisodeList {
   readonly element: HTMLElement;
@@ -104,6 +106,21 @@ export class EpisodeList {
     return this.total;
   }
 
+  /** Pick an episode; with the one that was picked before, go to their comparison. */
+  pick(row = this.active): void {
+    const { page, trace } = this;
+    const episode = this.value("episode", row);
+    if (typeof episode !== "number" || page.api.source.saved) return;
+    const [before, again] = [picked, picked?.trace === trace && picked.episode === episode];
+    picked = before ? null : { trace, episode };
+    if (before && !again) {
+      page.go({ trace: before.trace, episode: before.episode, step: 0, compare: { trace, episode }, zoom: null });
+      return;
+    }
+    page.say(again ? `Episode ${episode} is not picked now.` : `Episode ${episode} is picked: pick another one, and they are compared.`);
+    this.draw();
+  }
+
   get activeEpisode(): number | null {
     const episode = this.value("episode", this.active);
     return typeof episode === "number" ? episode : null;
@@ -183,7 +200,19 @@ export class EpisodeList {
     };
     const attributes = { class: row === this.active ? "row active" : "row", role: "row", id: `row-${row}`, "aria-rowindex": row + 2, "aria-selected": String(row === this.active) };
     if (!this.loaded(row)) return h("div", { ...attributes, class: "row waiting" }, [h("div", { class: "cell" }, ["…"])]);
-    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} of-${name}`, role: "gridcell" }, [this.bar(name, row), cell(name, this.value(name, row)), name === "outcome" && this.damage(row)])), { click: open });
+    if (picked?.trace === this.trace && picked.episode === this.value("episode", row)) attributes.class += " picked";
+    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} of-${name}`, role: "gridcell" }, [name === "episode" && this.picker(row), this.bar(name, row), cell(name, this.value(name, row)), name === "outcome" && this.damage(row)])), { click: open });
+  }
+
+  private picker(row: number): Node | null {
+    if (this.page.api.source.saved) return null;
+    const name = `Compare episode ${this.value("episode", row)}`;
+    return h("button", { type: "button", class: "pick", tabindex: -1, "aria-label": name, title: `${name} with another one (c)` }, [icon("compare")], {
+      click: (event) => {
+        event.stopPropagation();
+        this.pick(row);
+      },
+    });
   }
 
   private damage(row: number): HTMLElement | null {

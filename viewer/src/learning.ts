@@ -9,9 +9,8 @@ const [LEFT, RIGHT, TOP, BOTTOM] = [46, 12, 8, 20]; // pixels around the curves
 const NEAR = 16; // pixels from a point to the pointer
 const DRAGGED = 4; // pixels; less is a click
 
-/** What a curve shows of a trace. */
+/** What a curve shows of a trace, or of the runs of a setting. */
 export interface CurveLine {
-  trace: number;
   name: string;
   colour: number;
   x: Float64Array;

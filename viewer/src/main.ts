@@ -87,7 +87,7 @@ class App implements Page {
 
   /** Whether the start of the page compares the traces. */
   private get compares(): boolean {
-    return this.traces.filter(({ branches }) => !branches).length > 1 && !this.api.source.readOnly;
+    return this.traces.filter(({ branches }) => !branches).length > 1 && this.api.source.compares;
   }
 
   /** A route without a trace, or with one that is not there, compares all traces, or shows the only one. */
@@ -190,7 +190,7 @@ class App implements Page {
 
   /** Wait for news as long as the page is open. */
   private async listen(): Promise<void> {
-    let since = Math.max(0, ...this.traces.map(({ version }) => version));
+    let since = this.traces.reduce((sum, { version }) => sum + version, 0);
     let lost = false;
     for (;;) {
       try {

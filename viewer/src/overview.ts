@@ -106,6 +106,7 @@ export class Overview implements View {
       case "w": this.where.focus(); return true;
       case "ArrowDown":
       case "ArrowUp": this.list.element.focus(); return true;
+      case "c": this.list.pick(); return true;
       case "Enter": {
         const episode = this.list.activeEpisode;
         if (episode !== null) this.open(episode);
@@ -199,8 +200,8 @@ export class Overview implements View {
       const learning = await this.page.api.learning(this.trace, { where, search }, axis, wanted, signal);
       if (signal.aborted) return;
       const { traces, api } = this.page;
-      const beside = traces.length > 1 && traces.length <= COLOURS && !api.source.readOnly && axis !== "version" && learning.y === "return";
-      const others = beside ? runLines(await api.runs(axis, signal)).filter(({ trace }) => trace !== this.trace) : [];
+      const beside = traces.length > 1 && traces.every(({ setting }) => setting < COLOURS) && api.source.compares && axis !== "version" && learning.y === "return";
+      const others = beside ? runLines(await api.runs(axis, signal)).filter(({ traces }) => !traces.includes(this.trace)) : [];
       if (signal.aborted) return;
       this.learning = learning;
       this.drawCurve(learning, others);
@@ -213,9 +214,9 @@ export class Overview implements View {
     this.curve.element.hidden = (episodes < 2 && y === "return") || axes.length === 0;
     if (this.curve.element.hidden) return;
     const shown = axes.includes(axis) ? axis : axes[0]!;
-    const colour = this.trace % COLOURS;
+    const colour = this.facts.setting % COLOURS;
     const more = [...new Set(["return", "version", ...ys])].map((name): [string, Float64Array] => [name, values(name)]).filter(([, known]) => known.length);
-    const line = { trace: this.trace, name: this.facts.name, colour, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
+    const line = { name: this.facts.name, colour, x: values(`mean_${shown}`), mean: values("mean"), low: values("low"), high: values("high") };
     const points = { colour, x: values(shown), y: values(y), episode: values("episode"), selected: values("selected"), at: values("at"), steps: values("steps"), more, proved };
     const about = [
       proved && `${count(proved.versions)} of ${plural(proved.of, "version")} proved${proved.differs && `; then ${proved.differs}`}`,

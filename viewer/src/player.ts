@@ -9,6 +9,7 @@ import { GridFrames, planesOf } from "./grid.ts";
 import { PlotStack } from "./plots.ts";
 import { markList, neighbourMark } from "./proofs.ts";
 import { Rendering } from "./rendering.ts";
+import { offers } from "./offers.ts";
 import { LIST, type Route } from "./route.ts";
 import { Refused } from "./source.ts";
 import { StepPanel } from "./step_panel.ts";
@@ -258,11 +259,11 @@ export class Player implements View {
     }
     fill(this.chooser, names.map((name) => h("option", { value: name, selected: name === chosen }, [name === "render" ? "rendered again" : name])));
     this.chooser.hidden = names.length < 2;
-    const traces = this.page.traces;
     fill(this.pictures, [
       ...this.sides.map(({ frames, picture, id, facts }) => {
+        picture.element.className = this.two ? `picture side-${this.sides.findIndex((side) => side.picture === picture)}` : "picture";
         picture.shape(facts.columns.find(({ name }) => name === chosen)?.frame_shape ?? null);
-        picture.title(this.sides.length === 2 ? `${traces.length > 1 ? `${traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}` : "");
+        picture.title(this.two ? this.nameOf(id) : "");
         return frames && picture.element;
       }),
       this.rendering?.element,
@@ -285,7 +286,12 @@ export class Player implements View {
     if (!side) return;
     const { facts } = side;
     const { saved, readOnly } = this.page.api.source;
-    const fact = (name: string, value: string): HTMLElement => h("span", { class: "fact" }, [h("span", { class: "quiet" }, [name]), " ", value]);
+    const fact = (name: string, of: (facts: EpisodeFacts) => string | null): Child => {
+      const values = this.sides.map(({ facts }) => of(facts));
+      if (values.every((value) => value === null)) return null;
+      return h("span", { class: "fact" }, [h("span", { class: "quiet" }, [name]), ...values.flatMap((value, i) => [" ", h("span", { class: this.two ? `side-${i}` : null }, [value ?? "–"])])]);
+    };
+    const outcome = (of: EpisodeFacts): HTMLElement => h("span", { class: `outcome ${outcomeKind(of.outcome)}` }, [of.outcome]);
     const step = (by: -1 | 1, label: string): HTMLElement =>
       h("button", { type: "button", class: "icon-button", "aria-label": label, title: label }, [icon(by < 0 ? "left" : "right")], { click: () => this.neighbour(by) });
     const flags = readOnly ? [] : Object.entries(FLAG_KEYS).map(([key, flag]) =>
@@ -293,18 +299,20 @@ export class Player implements View {
     fill(this.head, [
       h("div", { class: "title" }, [
         step(-1, "Previous episode (p)"),
-        h("h1", {}, [`Episode ${facts.episode}`]),
+        h("h1", { class: other ? "side-0" : null }, [`Episode ${facts.episode}`]),
         step(1, "Next episode (n)"),
-        h("span", { class: `outcome ${outcomeKind(facts.outcome)}` }, [facts.outcome]),
+        outcome(facts),
+        other && h("h2", { class: "side-1" }, [`${other.id.trace === side.id.trace ? "Episode" : `${this.page.traces[other.id.trace]?.name ?? ""} ·`} ${other.id.episode}`]),
+        other && outcome(other.facts),
         facts.live && h("span", { class: "live" }, ["live"]),
         readOnly && facts.flag !== null && h("span", { class: `flag ${facts.flag}` }, [FLAG_NAMES[facts.flag]]),
       ]),
       h("div", { class: "numbers" }, [
-        facts.return !== null && fact("return", short(facts.return, 6)),
-        fact("length", count(facts.length)),
-        ...(facts.figures ?? []).map(([name, value]) => fact(name, value)),
-        facts.lane !== null && fact("lane", String(facts.lane)),
-        facts.seed !== null && fact("seed", String(facts.seed)),
+        fact("return", (of) => of.return === null ? null : short(of.return, 6)),
+        fact("length", (of) => count(of.length)),
+        ...(facts.figures ?? []).map(([name]) => fact(name, (of) => of.figures?.find(([one]) => one === name)?.[1] ?? null)),
+        fact("lane", (of) => of.lane === null ? null : String(of.lane)),
+        fact("seed", (of) => of.seed === null ? null : String(of.seed)),
         facts.facts.length > 0 && h("details", { class: "about" }, [h("summary", {}, ["About"]), h("dl", {}, facts.facts.flatMap(([name, value]) => [h("dt", {}, [name]), h("dd", {}, [value])]))]),
       ]),
       h("div", { class: "actions" }, [
@@ -321,6 +329,16 @@ export class Player implements View {
       this.foundBanner(),
     ]);
     this.transport.show(this.length, this.difference?.step ?? null, this.marksHere);
+  }
+
+  /** Whether two episodes are side by side. */
+  private get two(): boolean {
+    return this.sides.length === 2;
+  }
+
+  private nameOf({ trace, episode }: EpisodeId): string {
+    const { traces } = this.page;
+    return `${traces.length > 1 ? `${traces[trace]?.name ?? ""} · ` : ""}episode ${episode}`;
   }
 
   private get marksHere(): Mark[] {
@@ -353,8 +371,7 @@ export class Player implements View {
     const [a, b] = this.sides;
     if (!a || !b) return null;
     if (!difference) return h("p", { class: "banner quiet", role: "status" }, ["Looking for the first difference…"]);
-    const name = ({ id }: Side): string => `${this.page.traces.length > 1 ? `${this.page.traces[id.trace]?.name ?? ""} · ` : ""}episode ${id.episode}`;
-    if (difference.same) return h("p", { class: "banner same" }, [h("b", {}, ["Same"]), ` ${name(a)} and ${name(b)} hold the same values, bit for bit.`]);
+    if (difference.same) return h("p", { class: "banner same" }, [h("b", {}, ["Same"]), ` ${this.nameOf(a.id)} and ${this.nameOf(b.id)} hold the same values, bit for bit.`]);
     const go = difference.step === null ? null : h("button", { type: "button", class: "button", title: "Go there (d)" }, ["Go there"], { click: () => this.seek(difference.step!) });
     return h("div", { class: "banner difference" }, [
       h("p", {}, [
@@ -362,7 +379,7 @@ export class Player implements View {
         difference.column !== null && ` in ${difference.column}`,
         difference.note !== null && `: ${difference.note}`,
       ]),
-      difference.a !== null && difference.b !== null && h("p", { class: "sides" }, [h("code", {}, [difference.a]), h("span", { class: "quiet" }, [name(a)]), h("code", {}, [difference.b]), h("span", { class: "quiet" }, [name(b)])]),
+      difference.a !== null && difference.b !== null && h("p", { class: "sides" }, [h("span", { class: "side-0" }, [this.nameOf(a.id)]), h("code", {}, [difference.a]), h("span", { class: "side-1" }, [this.nameOf(b.id)]), h("code", {}, [difference.b])]),
       go,
     ]);
   }
@@ -479,11 +496,17 @@ export class Player implements View {
   }
 
   private async askCompare(): Promise<void> {
-    const { trace, episode } = this.sides[0]!.id;
+    const side = this.sides[0];
+    if (!side || this.page.api.source.saved) return;
+    const { trace, episode } = side.id;
     const traces = this.page.traces;
     const elsewhere = traces.find((one) => one.trace !== trace && one.episodes > episode);
-    const answer = await askEpisode(traces, elsewhere?.trace ?? trace, elsewhere ? episode : episode > 0 ? episode - 1 : 1);
-    if (answer) this.page.go({ compare: answer });
+    try {
+      const answer = await askEpisode(traces, elsewhere?.trace ?? trace, elsewhere ? episode : episode > 0 ? episode - 1 : 1, await offers(this.page, side.facts));
+      if (answer) this.page.go({ compare: answer });
+    } catch (error) {
+      this.page.fail(error);
+    }
   }
 
   private async flag(flag: Exclude<Flag, null>): Promise<void> {

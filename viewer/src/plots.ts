@@ -47,6 +47,7 @@ interface Panel {
   hidden: Set<number>;
   lanes: boolean;
   bands: boolean; // of the values of a discrete column
+  minus: boolean; // the difference of the two episodes
   cursor: HTMLElement;
   marker: HTMLElement;
   plot: uPlot | null;
@@ -74,6 +75,8 @@ export class PlotStack {
   private readonly sight = new IntersectionObserver((entries) => this.sighted(entries), { rootMargin: "200px" });
 
   private readonly choice: PlotChoice;
+  private readonly delta = h("div", { class: "group delta" });
+  private minuend = ""; // what the plot of the difference shows
 
   constructor(private readonly api: Api, private readonly events: PlotEvents) {
     this.choice = new PlotChoice(!api.source.saved);
@@ -88,7 +91,8 @@ export class PlotStack {
     if (!this.zoomed) this.view = this.whole();
     const columns = shown[0]!.columns.filter(({ kind, group }) => kind === "numeric" && group !== "flags");
     const groups = columns.sort((a, b) => order(a) - order(b)).map((column) => this.choice.add(column, this.group(column)));
-    fill(this.element, [this.choice.element, this.axis, ...groups]);
+    fill(this.element, [this.choice.element, this.axis, this.two && this.delta, ...groups]);
+    if (this.two) this.drawDelta(columns);
     this.choice.apply();
     this.drawAxis();
   }
@@ -159,13 +163,46 @@ export class PlotStack {
   private drop(): void {
     clearTimeout(this.timer);
     this.choice.clear();
-    for (const panel of this.panels.splice(0)) {
-      panel.latest.cancel();
-      panel.plot?.destroy();
-      this.sight.unobserve(panel.element);
-    }
+    for (const panel of this.panels.splice(0)) this.forget(panel);
     this.axisPlot?.destroy();
     this.axisPlot = null;
+  }
+
+  /** Whether two episodes are compared. */
+  private get two(): boolean {
+    return this.shown.length > 1;
+  }
+
+  /** Plot the second episode minus the first, of a column that the reader chooses. */
+  private drawDelta(columns: ColumnFacts[]): void {
+    const { columns: others } = this.shown[1]!;
+    const shared = columns.filter(({ name, shape, kind }) => others.some((one) => one.name === name && one.kind === kind && one.shape.join() === shape.join()));
+    const choices = shared.flatMap((column) => pieces(column).map((items) => ({ column, items, name: items[1] - items[0] < column.items ? `${column.name} ${items[0]} to ${items[1] - 1}` : column.name })));
+    const choice = choices.find(({ name }) => name === this.minuend) ?? choices[0];
+    for (const panel of this.panels.filter(({ minus }) => minus)) {
+      this.forget(panel);
+      this.panels.splice(this.panels.indexOf(panel), 1);
+    }
+    fill(this.delta, []);
+    if (!choice) return;
+    const panel = this.panel(choice.column, choice.items, true);
+    const select = h("select", { "aria-label": "Difference of" }, choices.map(({ name }) => h("option", { selected: name === choice.name }, [name])), {
+      change: () => {
+        this.minuend = select.value;
+        this.drawDelta(columns);
+        this.delta.querySelector("select")?.focus();
+      },
+    });
+    panel.element.querySelector("h3")!.replaceWith(h("h3", { "aria-level": 2 }, ["Difference of "]), select);
+    this.panels.push(panel);
+    this.sight.observe(panel.element);
+    fill(this.delta, [panel.element]);
+  }
+
+  private forget(panel: Panel): void {
+    panel.latest.cancel();
+    panel.plot?.destroy();
+    this.sight.unobserve(panel.element);
   }
 
   private whole(): [number, number] {
@@ -173,20 +210,18 @@ export class PlotStack {
   }
 
   private group(column: ColumnFacts): HTMLElement {
-    const panels: Panel[] = [];
-    const pieces = column.stacked && column.items <= COLOURS ? 1 : Math.ceil(column.items / PER_PLOT);
-    const each = Math.ceil(column.items / Math.max(1, pieces)); // 17 items are 6, 6 and 5
-    for (let first = 0; first < column.items; first += each) panels.push(this.panel(column, [first, Math.min(column.items, first + each)]));
+    const panels = pieces(column).map((items) => this.panel(column, items, false));
     this.panels.push(...panels);
     for (const panel of panels) this.sight.observe(panel.element);
     const elements = panels.map(({ element }) => element);
     const open = column.items > FOLDED ? 0 : OPEN_PLOTS;
     if (panels.length <= open) return h("div", { class: "group" }, elements);
-    const summary = h("summary", {}, [h("b", {}, [column.name]), ` ${count(column.items - open * each)} ${open ? "more" : "values"}`]);
+    const folded = column.items - (panels[open - 1]?.items[1] ?? 0);
+    const summary = h("summary", {}, [h("b", {}, [column.name]), ` ${count(folded)} ${open ? "more" : "values"}`]);
     return h("div", { class: "group" }, [...elements.slice(0, open), h("details", {}, [summary, ...elements.slice(open)])]);
   }
 
-  private panel(column: ColumnFacts, items: [number, number]): Panel {
+  private panel(column: ColumnFacts, items: [number, number], minus: boolean): Panel {
     const several = column.items > 1;
     const tag = h("span", { class: "tags" });
     const legend = h("div", { class: "legend" });
@@ -194,26 +229,28 @@ export class PlotStack {
     const panel: Panel = {
       element: h("article", { class: "panel" }, [h("header", {}, [h("h3", { title: column.name, "aria-level": 2 }, [column.name]), legend, tag]), body]),
       column, items, body, tag, legend,
-      values: [], hidden: new Set(), lanes: items[1] - items[0] > SHARING && !column.stacked, bands: column.values !== null, plot: null, curves: [], fan: [], latest: new Latest(), visible: false, stale: true,
+      // Colours tell two episodes apart, and lanes their items.
+      values: [], hidden: new Set(), lanes: this.two ? items[1] - items[0] > 1 : items[1] - items[0] > SHARING && !column.stacked, bands: column.values !== null && !minus, minus, plot: null, curves: [], fan: [], latest: new Latest(), visible: false, stale: true,
       cursor: h("div", { class: "position" }),
       marker: h("div", { class: "difference" }),
     };
+    const value = (): HTMLElement => h("span", { class: "value" }, minus ? [h("span")] : this.shown.map((_, i) => h("span", { class: this.two ? `side-${i}` : null })));
     if (panel.bands) {
       const { start, count: of, names } = column.values!;
-      panel.values.push(h("span", { class: "value" }));
+      panel.values.push(value());
       legend.append(panel.values[0]!);
       if (names || of <= COLOURS) legend.append(...Array.from({ length: of }, (_, i) => h("span", { class: `key series-${i % COLOURS}` }, [h("span", { class: "swatch", "aria-hidden": "true" }), valueName(column, start + i)])));
     }
     for (let item = items[0]; item < items[1] && !panel.bands; item++) {
-      const value = h("span", { class: "value" });
-      panel.values.push(value);
+      const text = value();
+      panel.values.push(text);
       const label = column.labels?.[item] ?? (several ? itemName(item, column.shape) : "");
       const button = h("button", { type: "button", class: `series-${colour(column, item)}`, "aria-pressed": "true", title: `${column.name}${several ? ` ${label}` : ""}: show or hide` },
-        [h("span", { class: "swatch", "aria-hidden": "true" }), label && h("span", { class: "label" }, [label]), value],
+        [!this.two && h("span", { class: "swatch", "aria-hidden": "true" }), label && h("span", { class: "label" }, [label]), text],
         { click: (event) => this.toggle(panel, item - items[0], button, event) });
       legend.append(button);
     }
-    if (panel.values.length > 1) {
+    if (panel.values.length > 1 && !this.two) {
       const label = (): string => (panel.lanes ? (column.stacked ? "stacked" : "overlay") : "separate");
       const button = h("button", { type: "button", class: "mode", title: "Together, or each in a lane of its own" }, [label()], {
         click: () => {
@@ -275,12 +312,12 @@ export class PlotStack {
     const [from, to] = this.view;
     try {
       const range = [Math.max(0, Math.floor(from) - 1), Math.ceil(to) + 1] as const;
-      const fan = panel.bands || panel.column.stacked ? undefined : this.fan?.lines(panel.column.name, panel.items, ...range, pixels, signal);
+      const fan = panel.minus || panel.bands || panel.column.stacked ? undefined : this.fan?.lines(panel.column.name, panel.items, ...range, pixels, signal);
       fan?.catch(() => undefined); // told below
-      const curves = await Promise.all(this.shown.map(async ({ id, columns }) => {
+      const curves = await Promise.all((panel.minus ? [this.shown[1]!] : this.shown).map(async ({ id, columns }) => {
         const column = columns.find(({ name }) => name === panel.column.name);
         if (!column || column.kind !== "numeric" || column.items < panel.items[1]) return null;
-        return this.api.curves(id, column.name, panel.items, ...range, pixels, signal);
+        return this.api.curves(id, column.name, panel.items, ...range, pixels, signal, panel.minus ? this.shown[0]!.id : null);
       }));
       panel.fan = (await fan) ?? [];
       if (signal.aborted) return;
@@ -344,10 +381,9 @@ export class PlotStack {
         series.push({
           scale: panel.lanes ? `y${item}` : "y",
           show: !panel.hidden.has(item),
-          stroke: variable(`--series-${colour(panel.column, panel.items[0] + item)}`),
-          width: other ? 1 : 1.35,
+          stroke: variable(panel.minus ? "--text" : `--series-${this.two ? other : colour(panel.column, panel.items[0] + item)}`),
+          width: 1.35,
           points: { show: (curves?.rows ?? 0) < 3, size: 5 },
-          ...(other ? { dash: [3, 3] } : {}),
           ...(panel.bands || stack ? { paths: () => null, points: { show: false } } : whole && !curves?.decimated ? { paths: stepped } : {}),
         });
       }
@@ -384,7 +420,7 @@ export class PlotStack {
         draw: [(plot) => {
           const now = stackOf(panel);
           if (now) drawStack(plot, now, panel.hidden, (item) => variable(`--series-${colour(panel.column, panel.items[0] + item)}`));
-          if (panel.bands) drawBands(plot, panel.curves, (value) => variable(`--series-${(value - panel.column.values!.start) % COLOURS}`));
+          if (panel.bands) drawBands(plot, panel.curves, (value) => variable(`--series-${(value - panel.column.values!.start) % COLOURS}`), (side) => variable(`--series-${side}`));
           this.fan?.draw(plot, panel.fan, scaleOf(panel), true, variable);
           this.laneEnds(panel, plot, lanes, font, variable("--quiet"));
           this.drawn(panel, plot, variable("--bad"));
@@ -482,12 +518,12 @@ export class PlotStack {
   private legend(panel: Panel): void {
     const row = this.hover ?? this.position;
     panel.values.forEach((element, item) => {
-      const texts = panel.curves.map((curves) => {
+      panel.curves.forEach((curves, side) => {
         const value = curves && valueAt(curves, item, row);
-        return value ? (panel.bands ? namesOf(panel.column, value) : range(value)) : "–";
+        const text = value ? (panel.bands ? namesOf(panel.column, value) : range(value)) : "–";
+        const span = element.children[side];
+        if (span && span.textContent !== text) span.textContent = text;
       });
-      const text = texts.length === 2 && texts[0] === texts[1] ? texts[0]! : texts.join(" · ");
-      if (element.textContent !== text) element.textContent = text;
     });
   }
 
@@ -507,7 +543,7 @@ export class PlotStack {
       decimated && h("span", { class: "tag", title: `Minimum and maximum of each ${count(decimated.bin)} steps: spikes stay` }, ["decimated"]),
     ]);
     const several = panel.items[1] - panel.items[0] > 1 ? ` ${panel.items[0]} to ${panel.items[1] - 1}` : "";
-    set(panel.body, { "aria-label": `Plot of ${panel.column.name}${several}, steps ${count(this.view[0])} to ${count(this.view[1])}` });
+    set(panel.body, { "aria-label": `Plot of ${panel.minus ? "the difference of " : ""}${panel.column.name}${several}, steps ${count(this.view[0])} to ${count(this.view[1])}` });
   }
 
   /** The scales are known now: put the markers in place, and ticks at the top where a value is NaN or infinite. */
@@ -581,6 +617,13 @@ function colour(column: ColumnFacts, item: number): number | string {
   return item % COLOURS;
 }
 
+/** The items of each plot of a column: 17 are 6, 6 and 5. Those of a stack stay together. */
+function pieces({ items, stacked }: ColumnFacts): [number, number][] {
+  const plots = stacked && items <= COLOURS ? 1 : Math.ceil(items / PER_PLOT);
+  const each = Math.ceil(items / Math.max(1, plots));
+  return Array.from({ length: items && Math.ceil(items / each) }, (_, i) => [i * each, Math.min(items, (i + 1) * each)]);
+}
+
 const GROUPS = ["return", "rewards", "parts", "agent", "actions", "observations", "annotations", "infos"];
 
 function order(column: ColumnFacts): number {
@@ -631,7 +674,7 @@ function ends(curves: (Curves | null)[], item: number): [number, number] {
 }
 
 /** What is drawn as parts of a whole: one episode, whose numbers are not in lanes of their own. */
-const stackOf = ({ column, lanes, curves }: Panel): Curves | null => (column.stacked && !lanes && curves.length === 1 ? curves[0]! : null);
+const stackOf = ({ column, lanes, minus, curves }: Panel): Curves | null => (column.stacked && !lanes && !minus && curves.length === 1 ? curves[0]! : null);
 
 const heightOf = (panel: Panel): number => panel.bands ? BAND * Math.max(1, panel.curves.length) + 4 : (panel.lanes ? Math.max(1, panel.values.length - panel.hidden.size) * LANE + 4 : HEIGHT);
 

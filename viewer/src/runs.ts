@@ -1,6 +1,6 @@
 // Several traces beside each other, as by gym-trace compare: their learning curves, and statistics with intervals.
 
-import type { Axis, Changes, Estimate, Run, Runs } from "./api.ts";
+import type { Axis, Changes, Estimate, Runs, Setting, TraceFacts } from "./api.ts";
 import { fill, h, svg, type Child } from "./dom.ts";
 import { LearningCurve, type CurveLine } from "./learning.ts";
 import { COLOURS } from "./plots.ts";
@@ -15,6 +15,7 @@ export class RunsView implements View {
   private readonly head = h("div", { class: "trace-head" });
   private readonly notes = h("div", { class: "banners" });
   private readonly table = h("div", { class: "runs-table", tabindex: 0, role: "region", "aria-label": "Statistics of the traces" });
+  private readonly note = h("p", { class: "quiet" });
   private readonly curve: LearningCurve;
   private readonly latest = new Latest();
   private readonly again = debounced(400, () => void this.load());
@@ -30,8 +31,7 @@ export class RunsView implements View {
       },
     });
     this.curve.element.hidden = true;
-    const note = h("p", { class: "quiet" }, ["Complete episodes, with 95 % bootstrap intervals over the episodes of each trace. IQM: the mean without the lowest and the highest quarter."]);
-    this.element.append(this.head, this.notes, this.curve.element, this.table, note);
+    this.element.append(this.head, this.notes, this.curve.element, this.table, this.note);
     void this.load();
   }
 
@@ -71,40 +71,49 @@ export class RunsView implements View {
     fill(this.notes, [environments.size > 1 && h("div", { class: "banner" }, ["Returns of different environments: ", [...environments].map((name) => name || "one without an id").join(", ")])]);
     const lines = runLines(runs);
     this.curve.element.hidden = lines.length === 0;
-    if (lines.length) this.curve.show("return", ["return"], this.axis, AXES, lines, null, null, runs.window > 1 ? `mean of ${count(runs.window)} complete episodes` : "");
-    fill(this.table, [statistics(runs, (trace) => this.page.go({ ...HOME, trace }))]);
+    const several = runs.groups.some(({ traces }) => traces.length > 1);
+    const about = [runs.window > 1 && `mean of ${count(runs.window)} complete episodes`, several && "95 % intervals over runs"].filter(Boolean).join(", ");
+    if (lines.length) this.curve.show("return", ["return"], this.axis, AXES, lines, null, null, about);
+    fill(this.table, [statistics(runs, this.page.traces, (trace) => this.page.go({ ...HOME, trace }))]);
+    this.note.textContent = `Complete episodes, with 95 % bootstrap intervals over ${several ? "the runs of a name; over the episodes of a single run" : "the episodes of each trace"}. IQM: the mean without the lowest and the highest quarter.`;
   }
 }
 
-/** The curves of runs, without those that have none. */
-export function runLines({ grid, groups }: Runs): CurveLine[] {
+/** The curves of settings, without those that have none. */
+export function runLines({ grid, groups }: Runs): (CurveLine & { traces: number[] })[] {
   const numbers = (values: (number | null)[]): Float64Array => Float64Array.from(values, (value) => value ?? NaN);
-  return groups.filter(({ curve }) => curve.some((value) => value !== null))
-    .map(({ trace, name, curve }) => ({ trace, name, colour: trace % COLOURS, x: numbers(grid), mean: numbers(curve), low: new Float64Array(0), high: new Float64Array(0) }));
+  return groups.map(({ traces, name, curve, low, high }, i) => ({ traces, name, colour: i % COLOURS, x: numbers(grid), mean: numbers(curve), low: numbers(low), high: numbers(high) }))
+    .filter(({ mean }) => mean.some(Number.isFinite));
 }
 
-function statistics({ groups }: Runs, open: (trace: number) => void): HTMLElement {
+function statistics({ groups }: Runs, all: TraceFacts[], open: (trace: number) => void): HTMLElement {
   const ends = groups.flatMap(({ iqm }) => [iqm.value, iqm.low, iqm.high]).filter((value) => value !== null);
   const scale: [number, number] = [Math.min(0, ...ends), Math.max(0, ...ends)];
   const known = (value: number | null, shown: (value: number) => string = (value) => short(value, 4)): string => (value === null ? "–" : shown(value));
-  const columns: [string, (run: Run) => Child[]][] = [
+  const columns: [string, (run: Setting, colour: number) => Child[]][] = [
     ["episodes", ({ episodes }) => [count(episodes)]],
     ["steps", ({ steps }) => [count(steps)]],
     ["mean return", ({ mean }) => interval(mean)],
     ["median", ({ median }) => interval(median)],
     ["IQM", ({ iqm }) => interval(iqm)],
-    ["", ({ iqm, trace }) => [whisker(iqm, scale, trace % COLOURS)]],
+    ["", ({ iqm }, colour) => [whisker(iqm, scale, colour)]],
     ["length", ({ lengths }) => [known(lengths)]],
     ["outcomes", ({ outcomes }) => [Object.entries(outcomes).map(([name, number]) => `${name} ${count(number)}`).join(", ")]],
     ["time", ({ seconds }) => [known(seconds, duration)]],
     ["steps/s", ({ steps_per_second }) => [known(steps_per_second, (value) => short(value, 3))]],
   ];
   return h("table", {}, [
-    h("thead", {}, [h("tr", {}, [h("th", { scope: "col" }, ["trace"]), ...columns.map(([name]) => (name ? h("th", { scope: "col" }, [name]) : h("td")))])]),
-    h("tbody", {}, groups.map((run) => h("tr", {}, [
-      h("th", { scope: "row" }, [h("button", { type: "button", class: `series-${run.trace % COLOURS}` }, [h("i", { class: "swatch", "aria-hidden": "true" }), run.name], { click: () => open(run.trace) })]),
-      ...columns.map(([name, cell]) => h("td", { class: name === "outcomes" ? "text" : null }, cell(run))),
-    ]))),
+    h("thead", {}, [h("tr", {}, [h("th", { scope: "col" }, [groups.some(({ traces }) => traces.length > 1) ? "setting" : "trace"]), ...columns.map(([name]) => (name ? h("th", { scope: "col" }, [name]) : h("td")))])]),
+    h("tbody", {}, groups.map((run, i) => {
+      const name = (tag: "button" | "span", text: string, trace: number): HTMLElement =>
+        h(tag, { type: tag === "button" ? tag : null, class: `name series-${i % COLOURS}` }, [h("i", { class: "swatch", "aria-hidden": "true" }), text], tag === "button" ? { click: () => open(trace) } : {});
+      const [first = 0, ...others] = run.traces;
+      const runs = [first, ...others].map((trace) => h("button", { type: "button", class: "quiet run" }, [all.find((one) => one.trace === trace)?.name], { click: () => open(trace) }));
+      return h("tr", {}, [
+        h("th", { scope: "row" }, others.length ? [name("span", run.name, first), h("div", {}, runs)] : [name("button", run.name, first)]),
+        ...columns.map(([name, cell]) => h("td", { class: name === "outcomes" ? "text" : null }, cell(run, i % COLOURS))),
+      ]);
+    })),
   ]);
 }
 

@@ -15,6 +15,8 @@ export interface Source {
   /** There is no server: nothing can be changed, rendered or computed by gym-trace itself. */
   readonly readOnly: boolean;
   readonly page: "server" | "saved" | "notebook" | "site";
+  /** Several traces are compared as runs. */
+  readonly compares: boolean;
   readonly start: string;
   bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
   /** Free the memory of an answer now. Browsers collect buffers late: they would hold a hundred megabytes of old pictures. */
@@ -39,6 +41,7 @@ class Server implements Source {
   readonly saved = false;
   readonly readOnly = false;
   readonly page = "server";
+  readonly compares = true;
   readonly start = "";
 
   async bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
@@ -78,6 +81,7 @@ class Saved implements Source {
   readonly saved = true;
   readonly readOnly = true;
   readonly page: "saved" | "notebook";
+  readonly compares = false;
   readonly start: string;
 
   constructor(private readonly container: Container) {
@@ -104,6 +108,7 @@ class Site implements Source {
   readonly saved = false;
   readonly readOnly = true;
   readonly page = "site";
+  readonly compares: boolean; // by gym-trace, when it wrote the site
   readonly start = "";
   private readonly worker: Worker;
   private readonly asked = new Map<number, { resolve(bytes: Uint8Array<ArrayBuffer>): void; reject(error: Error): void }>();
@@ -111,7 +116,9 @@ class Site implements Source {
 
   constructor(script: string) {
     this.worker = new Worker(script, { type: "module" });
-    this.worker.postMessage({ base: location.href.replace(/[?#].*/, ""), traces: new URLSearchParams(location.search).getAll("t") });
+    const traces = new URLSearchParams(location.search).getAll("t");
+    this.compares = !traces.length;
+    this.worker.postMessage({ base: location.href.replace(/[?#].*/, ""), traces });
     this.worker.onmessage = ({ data }: MessageEvent<Answer>) => {
       const asked = this.asked.get(data.id);
       this.asked.delete(data.id);

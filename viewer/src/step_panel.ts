@@ -98,7 +98,7 @@ export class StepPanel {
         const differs = values.length === 2 && values[0] !== values[1];
         return h("div", { class: differs ? "line differs" : "line", role: "row" }, [
           h("span", { class: "key", role: "rowheader", title: name }, [name]),
-          ...values.map((value) => h("span", { class: kindOf(value), role: "cell" }, [value ?? "–"])),
+          ...values.map((value, i) => h("span", { class: differs ? `${kindOf(value)} side-${i}` : kindOf(value), role: "cell" }, [value ?? "–"])),
         ]);
       }),
       shown.length < names.length && h("button", { type: "button", class: "more" }, [`Show ${names.length - shown.length} more`], { click: () => { this.all = true; this.draw(); } }),

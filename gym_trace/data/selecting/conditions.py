@@ -115,6 +115,23 @@ def rows_where(condition: str, table: Table) -> Array:
     return np.broadcast_to(holds[:, 0] if holds.ndim == 2 else holds, len(table))
 
 
+def numbers_of(terms: str, table: Table) -> list[Array]:
+    """Return the values of terms, separated by commas: float64 of (rows,) each, NaN where a value is unknown.
+
+    Raises InvalidOption, which marks the position.
+    """
+    evaluation, found = _Evaluation(terms, table), []
+    for node, descends in parse_keys(terms):
+        column = evaluation.number(node)
+        values = np.where(column.known, floats(column), np.nan)
+        if values.ndim == 2 and values.shape[1] != 1:
+            problem = f"{values.shape[1]} values per row; name one of them"
+            raise error_at(terms, node.begin, node.end, problem)
+        flat = np.broadcast_to(values[:, 0] if values.ndim == 2 else values, len(table))
+        found.append(-flat if descends else flat)
+    return found
+
+
 def sorted_rows(keys: str, table: Table, rows: Array, complete: Callable[[], Array] | None = None) -> Array:
     """Return rows sorted by keys. The sort is stable; unknown values come last in both directions.
 
@@ -267,11 +284,11 @@ class _Evaluation:
                     raise type(error)(str(self._error(node, str(error)))) from None
             return self._columns[node.value]
         if node.kind in ("sum", "product"):
-            first, *others = [self._number(part) for part in node.parts]
+            first, *others = [self.number(part) for part in node.parts]
             self._demand_one_size(node, [first.data, *(other.data for other in others)])
             return reduce(lambda a, b: _calculated(b[0], a, b[1]), zip(node.value, others), first)
         if node.kind in ("isnan", "isinf"):
-            data = self._number(node.parts[0]).data
+            data = self.number(node.parts[0]).data
             test = np.isnan if node.kind == "isnan" else np.isinf
             return ConditionColumn(
                 "condition", test(data) if data.dtype.kind == "f" else np.zeros(data.shape, bool), ALWAYS
@@ -281,7 +298,7 @@ class _Evaluation:
             reduced = np.any if node.kind == "any" else np.all
             return ConditionColumn("condition", reduced(mask, 1, keepdims=True) if mask.ndim == 2 else mask, ALWAYS)
         if node.kind in ("plus", "minus", "abs"):
-            column = self._number(node.parts[0])
+            column = self.number(node.parts[0])
             negated = _calculated("-", literal(0), column)
             if node.kind != "abs":
                 return negated if node.kind == "minus" else column
@@ -289,7 +306,8 @@ class _Evaluation:
             return ConditionColumn("number", np.where(data < 0, negated.data, data), column.known)
         return ConditionColumn("condition", self.condition(node), ALWAYS)
 
-    def _number(self, node: Node) -> ConditionColumn:
+    def number(self, node: Node) -> ConditionColumn:
+        """Return a column of numbers."""
         column = self._value(node)
         if column.kind not in ("number", "any"):
             hint = "; use duration for seconds from start to end" if column.kind == "time" else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
@@ -14,7 +15,7 @@ from gym_trace.printable import printable
 from gym_trace.tools.replay.diff import compare_episodes
 from gym_trace.tools.statistics.comparison import compare
 from gym_trace.tools.viewer import container
-from gym_trace.tools.viewer.episode import MOST_PIXELS, RENDERED, ViewedEpisode
+from gym_trace.tools.viewer.episode import MOST_PIXELS, RENDERED, Difference, ViewedEpisode
 from gym_trace.tools.viewer.trace import ViewedTrace
 from gym_trace.tools.viewer.values import to_json
 
@@ -57,6 +58,7 @@ class Answers:
 
     Args:
         is_shared: omit the directories of the traces, because others get the answers.
+        settings: name of the setting of each trace: traces of one name are compared as its seeds. None: each is one.
     """
 
     def __init__(
@@ -66,17 +68,27 @@ class Answers:
         is_shared: bool = False,
         proofs: Proofs | None = None,
         what_if: WhatIf | None = None,
+        settings: Sequence[str] | None = None,
     ):
         self.renderings, self.proofs, self.what_if = renderings, proofs, what_if
         self._known_runs: dict[str, tuple[int, dict[str, Any]]] = {}
-        self._cache = ChunkCache(_CACHE_BYTES)
+        self._cache, curve_bytes = ChunkCache(_CACHE_BYTES), _CURVE_BYTES // max(1, len(traces))
         names = [trace.directory.name for trace in traces]
         if not is_shared:
             names = [str(trace.directory) if names.count(name) > 1 else name for trace, name in zip(traces, names)]
+        if settings is not None and len(settings) != len(traces):
+            raise InvalidOption(f"settings: {len(settings)} for {len(traces)} traces; pass one name for each trace")
+        given = list(map(str, range(len(traces)))) if settings is None else list(settings)
+        numbers = {setting: number for number, setting in enumerate(dict.fromkeys(given))}
         self.traces = [
-            ViewedTrace(number, trace, name, self._cache, _CURVE_BYTES // max(1, len(traces)), is_shared)
-            for number, (trace, name) in enumerate(zip(traces, names))
+            ViewedTrace(number, trace, name, self._cache, curve_bytes, is_shared, numbers[setting])
+            for number, (trace, name, setting) in enumerate(zip(traces, names, given))
         ]
+        self._settings: list[tuple[str, list[ViewedTrace]]] = []  # the name of each, and its runs
+        for setting, number in numbers.items():
+            runs = [trace for trace in self.traces if trace.setting == number]
+            name = runs[0].name if settings is None else Path(setting).name if is_shared else setting
+            self._settings.append((printable(name), runs))
         self._given = len(self.traces)
         self._added: dict[str, ViewedTrace] = {}  # branches by directory
 
@@ -86,7 +98,8 @@ class Answers:
             if directory in self._added:
                 self._added[directory].refresh()
             elif len(trace := open_trace(directory)):
-                viewed = ViewedTrace(len(self.traces), trace, trace.directory.name, self._cache, _CURVE_BYTES // 8)
+                number, name = len(self.traces), trace.directory.name
+                viewed = ViewedTrace(number, trace, name, self._cache, _CURVE_BYTES // 8, setting=number)
                 self._added[directory] = viewed
                 self.traces.append(viewed)
 
@@ -130,6 +143,7 @@ class Answers:
             "/api/episodes": self._episodes,
             "/api/histograms": lambda query: self.trace(query).histograms(query.text("where"), query.text("search")),
             "/api/learning": self._learning,
+            "/api/heat": lambda query: self.trace(query).heat(*map(query.text, ("x", "y", "where", "search"))),
             "/api/runs": self._runs,
             "/api/episode": self._episode_facts,
             "/api/plot": self._plot,
@@ -156,6 +170,15 @@ class Answers:
     def _episode(self, query: Query) -> ViewedEpisode:
         return self.trace(query).episode(query.number("episode"))
 
+    def _named(self, query: Query, name: str) -> ViewedEpisode:
+        """Return the episode that a parameter names as TRACE:EPISODE. Raises Refused, IndexError."""
+        trace, _, episode = query.text(name).partition(":")
+        try:
+            numbers = int(trace), int(episode)
+        except ValueError:
+            raise Refused(400, f"{name}: pass TRACE:EPISODE, such as 0:7") from None
+        return self.numbered(numbers[0]).episode(numbers[1])
+
     def _episode_facts(self, query: Query) -> dict[str, Any]:
         facts = self.trace(query).episode_facts(query.number("episode"))
         rendering = self._rendering(query)
@@ -181,19 +204,20 @@ class Answers:
         return self.trace(query).learning(*selected, query.text("x"), query.text("y") or "return")
 
     def _runs(self, query: Query) -> dict[str, Any]:
-        """Compare the traces, over an axis. The answer is computed again only when a trace has changed."""
+        """Compare the settings, over an axis. The answer is computed again only when a trace has changed."""
         x, version = query.text("x") or "steps", self.version
-        known = self._known_runs.get(x)
-        if known is None or known[0] != version:
-            given = self.traces[: self._given]
-            runs = compare({str(viewed.number): [viewed.trace] for viewed in given}, x=x).to_json()
-            for viewed, group in zip(given, runs["groups"]):
+        if self._known_runs.get(x, (None,))[0] != version:
+            given = {str(number): [one.trace for one in traces] for number, (_, traces) in enumerate(self._settings)}
+            runs = compare(given, x=x).to_json()
+            for (name, traces), group in zip(self._settings, runs["groups"]):
                 del group["directories"], group["curves"]
-                group |= {"trace": viewed.number, "name": printable(viewed.name)}
-                for name in ("episodes", "steps", "lengths", "seconds", "steps_per_second"):  # each group has one run
-                    group[name] = group[name][0]
-            known = self._known_runs[x] = version, runs
-        return known[1]
+                group |= {"traces": [one.number for one in traces], "name": name}
+                group |= {key: sum(group[key]) for key in ("episodes", "steps")}
+                for key in ("lengths", "seconds", "steps_per_second"):
+                    known = [value for value in group[key] if value is not None]
+                    group[key] = sum(known) / len(known) if known else None
+            self._known_runs[x] = version, runs
+        return self._known_runs[x][1]
 
     def _facts(self, viewed: ViewedTrace) -> dict[str, Any]:
         return {**viewed.facts(), "branches": viewed.number >= self._given}
@@ -215,7 +239,10 @@ class Answers:
         return container.packed({}, plots)
 
     def _plot(self, query: Query) -> bytes:
-        return self._plotted(self._episode(query), query)
+        episode = self._episode(query)
+        if query.text("minus"):
+            episode = Difference(episode, self._named(query, "minus"))
+        return self._plotted(episode, query)
 
     @staticmethod
     def _plotted(episode: ViewedEpisode, query: Query) -> bytes:
@@ -240,16 +267,8 @@ class Answers:
         return self._episode(query).steps(query.number("from", 0), query.number("count", 32))
 
     def _compare(self, query: Query) -> dict[str, Any]:
-        pairs = []
-        for name in ("a", "b"):
-            trace, _, episode = query.text(name).partition(":")
-            try:
-                numbers = int(trace), int(episode)
-            except ValueError:
-                raise Refused(400, f"{name}: pass TRACE:EPISODE, such as 0:7") from None
-            viewed = self.numbered(numbers[0]).episode(numbers[1])
-            pairs.append((viewed.trace, viewed.index))
-        found = compare_episodes(*pairs[0], *pairs[1])
+        one, other = self._named(query, "a"), self._named(query, "b")
+        found = compare_episodes(one.trace, one.index, other.trace, other.index)
         if found is None:
             return {"same": True, "step": None, "column": None, "a": None, "b": None, "note": None}
         texts = [

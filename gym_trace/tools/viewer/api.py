@@ -18,6 +18,7 @@ from gym_trace.tools.viewer.guard import is_loopback
 
 def serve(
     *traces: TraceLike,
+    settings: Sequence[str] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     trust: bool = False,
@@ -40,6 +41,8 @@ def serve(
 
     Args:
         traces: open traces, storages or directories.
+        settings: name of the setting of each trace, as in gym_trace.compare(): traces of one name are its seeds. None:
+            each trace is a setting.
         host: address to listen on. If it is not loopback, other machines can connect, without encryption.
         port: port to listen on; 0: a free one.
         trust, env_kwargs, make_env: how to make environments for rendering episodes, as for gym_trace.render(). Without
@@ -73,7 +76,7 @@ def serve(
     scratch = tempfile.TemporaryDirectory(prefix="gym-trace-branches-", ignore_cleanup_errors=True)
     try:
         what_if = WhatIf(recipe, policies or {}, Path(branches or scratch.name).absolute(), bool(branches))
-        answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs, what_if=what_if)
+        answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs, what_if=what_if, settings=settings)
         viewer = Viewer(answers, pages, host, port)
         threading.Thread(target=answers.look_closely, daemon=True).start()
         if not is_loopback(host):

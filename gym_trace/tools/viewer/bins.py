@@ -1,18 +1,19 @@
 """Curves of many rows in few points: the min and max of each bin of rows.
 
-Bins of long columns are cached, so that zooming does not read these columns again.
+Bins of long columns are cached, so that zooming does not read these columns again. A heat map counts pairs of values.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.data.values import Array
+from gym_trace.tools.statistics.summary import histogram
 
 BASE = 64  # rows of the narrowest cached bins
 _MOST_COLUMN_BYTES = 8 << 20  # limit of the cached bins
@@ -84,6 +85,34 @@ def _reduced(function: np.ufunc, rows: Array, width: int) -> Array:
     parts = [function.reduce(rows[:whole].reshape(-1, width, rows.shape[1]), axis=1)] if whole else []
     parts += [function.reduce(rows[whole:], axis=0)[None]] if whole < len(rows) else []
     return np.concatenate(parts) if parts else rows
+
+
+def heat(blocks: Iterable[list[Array]], every: int) -> dict[str, Any]:
+    """Count pairs of numbers in a grid.
+
+    Args:
+        blocks: x and y of consecutive steps.
+        every: count only every n-th of them, to bound the memory.
+
+    Returns: x and y, the edges of the bins; counts, (bins of y, bins of x); steps, how many pairs are counted; and
+        missing, those without two finite numbers. No edges without a pair.
+    """
+    parts, seen, missing = [np.empty((2, 0))], 0, 0
+    for block in blocks:
+        some = np.array(block)[:, -seen % every :: every]
+        seen += len(block[0])
+        finite = np.isfinite(some).all(axis=0)
+        missing += int(np.count_nonzero(~finite))
+        parts.append(some[:, finite])
+    pairs = np.concatenate(parts, axis=1)
+    found = [histogram(values) for values in pairs] if pairs.size else [None, None]
+    if None in found:
+        return {"x": [], "y": [], "counts": [], "steps": 0, "missing": missing}
+    edges = [one["edges"] for one in found if one is not None]
+    bins = [np.clip(np.searchsorted(of, values, "right") - 1, 0, len(of) - 2) for of, values in zip(edges, pairs)]
+    shape = len(edges[1]) - 1, len(edges[0]) - 1
+    counts = np.bincount(bins[1] * shape[1] + bins[0], minlength=shape[0] * shape[1]).reshape(shape)
+    return {"x": edges[0], "y": edges[1], "counts": counts.tolist(), "steps": pairs.shape[1], "missing": missing}
 
 
 class CurveStore:

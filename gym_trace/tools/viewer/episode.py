@@ -112,7 +112,7 @@ class ViewedEpisode:
         self._columns: dict[str, ViewColumn] | None = None
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def key(self) -> tuple[Any, ...]:
         """Identity of the episode, the same after more was recorded."""
         return self._writer.key, self.episode.episode_id, self.episode.first_step
 
@@ -156,6 +156,14 @@ class ViewedEpisode:
         """Steps per second of the environment, as recorded; None if unknown."""
         fps = self._writer.about_or_empty.environment.get("render_fps")
         return float(fps) if isinstance(fps, (int, float)) and 0 < fps < math.inf else None
+
+    @property
+    def branch(self) -> dict[str, Any] | None:
+        """Writer and id of the episode that this one branched from; None without one."""
+        given = self._writer.about_or_empty.branch
+        writer, number = given.get("writer"), given.get("episode_id")
+        known = isinstance(writer, str) and type(number) is int
+        return {"writer": writer, "episode_id": number} if known else None
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts that describe the episode."""
@@ -481,6 +489,36 @@ class ViewedEpisode:
         for _, count, rows in self._leaf(path).parts(start, stop):
             found += [f"unreadable: {rows.problem}"] * count if isinstance(rows, CorruptTrace) else map(to_json, rows)
         return found
+
+
+class Difference(ViewedEpisode):
+    """An episode minus another one: its numbers, at each position that both have."""
+
+    def __init__(self, one: ViewedEpisode, other: ViewedEpisode):
+        super().__init__(one.trace, one.index, one._cache, one._curves)
+        self._one, self._other = one, other
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return *super().key, *self._other.key
+
+    def column(self, name: str, kind: str) -> ViewColumn:
+        column, other = super().column(name, kind), self._other.column(name, kind)
+        if column.shape != other.shape:
+            raise LookupError(f"{name}: has shape {column.shape} here and {other.shape} in the other episode")
+        return column._replace(rows=min(column.rows, other.rows))
+
+    def _cached_column(self, column: ViewColumn) -> ViewColumn:
+        return column
+
+    def _numbers(
+        self, column: ViewColumn, start: int, stop: int, items: slice = slice(None)
+    ) -> tuple[Array, Array | None]:
+        given = [of._numbers(of.columns[column.name], start, stop, items) for of in (self._one, self._other)]
+        one, other = (values.astype(np.float64) for values, _ in given)
+        missing = [mask for _, mask in given if mask is not None]
+        with np.errstate(invalid="ignore"):  # of infinities
+            return one - other, np.logical_or.reduce(missing) if missing else None
 
 
 def _as_info(value: Any) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         return await in_thread(partial(_flagged, answers, body))
 
     names = ["traces", "episodes", "histograms", "learning", "runs"]
-    names += ["episode", "plot", "frames", "steps", "compare", "filter", "marks", "branches", "fan"]
+    names += ["heat", "episode", "plot", "frames", "steps", "compare", "filter", "marks", "branches", "fan"]
 
     async def render(request: Request) -> Response:
         if request.method != "POST":

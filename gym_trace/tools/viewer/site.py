@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -15,9 +15,12 @@ from gym_trace.playback.trace import Trace, TraceLike, as_trace, storage_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import replaced_file
 from gym_trace.tools.editing.episodes import filter_trace
+from gym_trace.tools.statistics.comparison import AXES
 from gym_trace.tools.viewer import page
+from gym_trace.tools.viewer.answers import Answers
 
 _LISTED = "traces.json"  # names, addresses and files of the traces: static hosts do not list directories
+_COMPARED = "runs.json"  # their comparison over each axis
 _READ = ("batch", "ring", "facts")  # kinds of files that the page reads, or says that it does not
 _CHARSET = b'<meta charset="utf-8">'
 # The page itself fetches nothing: its worker does, which a host may give a policy in a header.
@@ -47,7 +50,10 @@ class SavedSite(NamedTuple):
 
 
 def save_site(
-    *traces: TraceLike, target: str | os.PathLike[str], on_progress: Callable[[int, int], None] | None = None
+    *traces: TraceLike,
+    target: str | os.PathLike[str],
+    settings: Sequence[str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> SavedSite:
     """Write a static site that shows traces: any host that serves byte ranges of files can hold it.
 
@@ -57,6 +63,7 @@ def save_site(
     Args:
         traces: open traces, views, storages or directories.
         target: directory of the site; it is created. An existing page in it is replaced.
+        settings: name of the setting of each trace, as for serve().
         on_progress: called while a trace is copied, with the bytes done and the total.
 
     Raises:
@@ -76,7 +83,8 @@ def save_site(
     site.mkdir(parents=True, exist_ok=True)
     listed: list[dict[str, Any]] = []
     used, copied = set[str](), 0
-    for trace in opened:
+    answers = Answers(opened, is_shared=True, settings=settings)
+    for number, trace in enumerate(opened):
         inside = _path_inside(trace, site)
         if inside is None:
             inside = _free_name(trace.directory.name, used)
@@ -89,8 +97,11 @@ def save_site(
             if kind_of(name) in _READ
         }
         url = "/".join(map(quote, Path(inside).parts)) + "/"
-        listed.append({"name": trace.directory.name, "url": url, "files": sorted(sizes.items())})
+        about = {"name": trace.directory.name, "setting": answers.traces[number].setting, "url": url}
+        listed.append({**about, "files": sorted(sizes.items())})
     files[_LISTED] = json.dumps({"traces": listed}).encode()
+    compared = {x: json.loads(answers.get("/api/runs", {"x": x}).body) for x in AXES} if len(opened) > 1 else {}
+    files[_COMPARED] = json.dumps(compared).encode()
     for name, data in files.items():
         with replaced_file(site / name) as staged:
             Path(staged).write_bytes(data)

@@ -22,12 +22,13 @@ from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.opened import ChunkCache
+from gym_trace.playback.step_columns import values_of_steps
 from gym_trace.playback.trace import Trace, storage_of, writable_storage_of
 from gym_trace.printable import printable
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.tools.integrity.scan import CheckReport, LostSteps, Progress, examinations
 from gym_trace.tools.statistics.summary import histogram
-from gym_trace.tools.viewer.bins import CurveStore
+from gym_trace.tools.viewer.bins import CurveStore, heat
 from gym_trace.tools.viewer.container import packed
 from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
 from gym_trace.tools.viewer.learning import History
@@ -41,6 +42,7 @@ _MOST_NOTES = 20  # on damage
 _MOST_CHARACTERS = 2000  # limit of a fact
 _MOST_CHECKED = 4 << 30  # bytes; damage is not searched for in larger traces
 _MOST_WORDS = 256  # distinct values of a text column in an answer
+_MOST_PAIRS, _MOST_READ = 1_000_000, 20_000_000  # steps of a heat map that are counted, and that are read
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
 _OF_EPISODES = "lint", "check", "verify", "steps"  # tools with findings in episodes
 _VERDICTS = ["", "identical", "close", "differs", "unverifiable", "damaged"]
@@ -55,17 +57,25 @@ class ViewedTrace:
 
     Attributes:
         number: number of the trace on the page.
+        setting: number of the setting that it is a run of.
         trace: current state of the trace; replaced by refresh().
         version: number that grows with each change.
         proofs: the latest run of each tool on the page, by its name.
     """
 
     def __init__(
-        self, number: int, trace: Trace, name: str, cache: ChunkCache, curve_bytes: int, is_shared: bool = False
+        self,
+        number: int,
+        trace: Trace,
+        name: str,
+        cache: ChunkCache,
+        curve_bytes: int,
+        is_shared: bool = False,
+        setting: int = 0,
     ):
         self._is_shared = is_shared
         self.number, self.trace, self.version = number, copy.copy(trace), 1
-        self.name = name
+        self.name, self.setting = name, setting
         self._live, self._cache, self._curve_bytes = copy.copy(trace), cache, curve_bytes
         self._curves = CurveStore(curve_bytes)  # one per trace, as copies of a trace have the same writers and episodes
         self._listed: tuple[tuple[str, int], ...] | None = None
@@ -190,6 +200,7 @@ class ViewedTrace:
         facts += [(key, str(to_json(value))[:_MOST_CHARACTERS]) for key, value in trace.facts.items() if key != "flags"]
         return {
             "trace": self.number,
+            "setting": self.setting,
             "name": printable(self.name),
             "title": None,
             "env_id": next((env_id for env_id in ids if isinstance(env_id, str)), None),
@@ -228,6 +239,8 @@ class ViewedTrace:
             "trace": self.number,
             "episode": index,
             "identity": viewed.identity,
+            "writer": one.writer,
+            "branch": viewed.branch,
             "length": len(one),
             "return": total if isinstance(total, float) and math.isfinite(total) else None,
             "outcome": one.outcome,
@@ -448,6 +461,22 @@ class ViewedTrace:
         selected = np.zeros(len(trace), bool)
         selected[self._selected(trace, where, search, "")] = True
         return history.packed(selected, y, figures, names)
+
+    def heat(self, x: str, y: str, where: str, search: str) -> dict[str, Any]:
+        """Return a heat map of two columns of the steps of the selected episodes, see heat() of bins.py.
+
+        x, y: columns of steps or terms of them, as in --steps-where. Damaged steps are skipped. Of very many steps,
+        only every n-th is counted; of even more, only those of every n-th episode are read: "every" and "episodes".
+
+        Raises InvalidOption.
+        """
+        trace = self.trace
+        chosen = self._selected(trace, where, search, "")
+        sizes = trace.episodes["steps"]
+        episodes = chosen[:: 1 + int(sizes[chosen].sum()) // _MOST_READ]
+        every = 1 + int(sizes[episodes].sum()) // _MOST_PAIRS
+        blocks = values_of_steps(trace.content, f"{x}, {y}", episodes, on_damage=lambda damage: None)
+        return {**heat(blocks, every), "every": every, "episodes": len(episodes), "of": len(chosen)}
 
     # -- flags --------------------------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ def test_a_taken_port_names_what_to_do(directory: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["view"], "missing argument 'dir...'"),
+        (["view"], "missing argument '[name=]dir...'"),
         (["view", "nowhere"], "nowhere"),
         (["view", ".", "--port", "70000"], "70000"),
         (["view", ".", "--port", "-1"], "-1"),

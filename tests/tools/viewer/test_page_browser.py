@@ -35,6 +35,9 @@ pytestmark = [
 
 HOSTILE = "<img src=x onerror='window.hostile=1'><script>window.hostile=1</script>"
 SECONDS = 60.0
+RUNS = """
+(rows => rows.length === 2 && rows.map(e => e.innerText))([...document.querySelectorAll('.runs-table tbody tr')])
+"""
 PIXEL = """
 const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
 copy.drawImage(document.querySelector('.picture canvas'), 5, 5, 1, 1, 0, 0, 1, 1);
@@ -102,7 +105,7 @@ class Page:
     def until(self, script, *arguments):
         """Wait until a script returns something true, and return that."""
         end = time.monotonic() + SECONDS
-        script = f"try {{ return {script} }} catch (error) {{ return null }}"  # elements may not be there yet
+        script = f"try {{ return {script.strip()} }} catch (error) {{ return null }}"  # elements may not be there yet
         while not (found := self.run(script, *arguments)):
             assert time.monotonic() < end, (script, self.run("return document.body.innerText")[:2000], self.messages())
             time.sleep(0.02)
@@ -218,7 +221,7 @@ def test_the_first_click_on_an_episode_opens_it(page):
     page.until("document.querySelector('.learning .chart[role=slider]')")  # the list has moved down
     box = "document.querySelector('#row-1 .of-episode').getBoundingClientRect()"
     press = ActionChains(page.driver)  # at a point: the list may replace its elements at any moment
-    press.w3c_actions.pointer_action.move_to_location(*page.run(f"const b = {box}; return [b.x + 9, b.y + 9]"))
+    press.w3c_actions.pointer_action.move_to_location(*page.run(f"const b = {box}; return [b.right - 12, b.y + 9]"))
     press.click_and_hold().perform()
     page.run("document.querySelector('.episodes .window').dispatchEvent(new Event('scroll'))")  # draws the list again
     ActionChains(page.driver).release().perform()
@@ -305,8 +308,8 @@ def test_the_curve_of_value_errors_leads_to_a_wrong_value(driver, tmp_path):
 
 def test_several_traces_open_on_their_comparison(page):
     page.go()
-    rows = page.until("(rows => rows.length === 2 && rows)([...document.querySelectorAll('.runs-table tbody tr')])")
-    assert [row.text.split()[:2] for row in rows] == [["first", "4"], ["second", "2"]]
+    rows = page.until(RUNS)
+    assert [row.split()[:2] for row in rows] == [["first", "4"], ["second", "2"]]
     label = page.run("return document.querySelector('.learning .chart').getAttribute('aria-label')")
     assert "first ends at 2" in label  # no point of the grid is in the curve of the other
     page.run("document.querySelectorAll('.runs-table th button')[1].click()")
@@ -386,6 +389,37 @@ def test_comparison_marks_the_first_difference(page):
     assert "First difference at step 0" in page.text(".banner.difference")
     page.until("document.querySelectorAll('.picture canvas[data-step]').length === 2")
     page.until("document.querySelectorAll('.line.differs').length > 0")
+    page.press("End", "d")
+    page.until("document.querySelector('.scrubber').value === '0'")
+    select = "document.querySelector('.delta select')"
+    page.run(f"{select}.value = 'rewards'; {select}.dispatchEvent(new Event('change'))")
+    rewards = page.until(
+        "(spans => spans.length === 2 && spans.every(e => e.textContent) && spans.map(e => e.textContent))"
+        "([...document.querySelectorAll('.panel[data-column=rewards]:not(.delta *) .value span')])"
+    )
+    one, other = (float(text.replace("−", "-")) for text in rewards)
+    page.until(f"Number(document.querySelector('.delta .value').textContent.replace('−', '-')) === {other - one}")
+    colours = page.run(
+        "return [...document.querySelectorAll('.picture canvas')].map(e => getComputedStyle(e).boxShadow)"
+    )
+    assert len(set(colours)) == 2
+
+
+def test_two_episodes_of_the_list_or_one_that_is_offered_are_compared(page):
+    page.go("#trace=0&sort=length")
+    page.until("document.querySelectorAll('.space .row .pick').length === 4")
+    page.press("c")
+    page.until("document.querySelector('.row.picked')")
+    page.run("document.querySelectorAll('.pick')[2].click()")
+    page.until("location.hash.includes('episode=3') && location.hash.includes('compare=0:1')")
+    page.until("document.querySelector('.banner.difference')")
+    page.press("c")
+    offers = page.until(
+        "(e => e.length > 1 && e.map(one => one.textContent))([...document.querySelectorAll('.offers button')])"
+    )
+    assert [text for text in offers if text.startswith("Best") and "episode 0" in text]
+    page.run("document.querySelectorAll('.offers button')[0].click()")
+    page.until("location.hash.includes('episode=3') && location.hash.includes('compare=0:0')")
 
 
 def test_findings_are_ticks_that_a_key_walks_through(page):
@@ -844,7 +878,8 @@ def test_an_episode_that_an_edit_in_place_replaces_is_loaded_again(driver, trace
 @pytest.fixture(scope="module")
 def site(traces):
     """A host with 30 ms of latency that holds a static site, and a trace that is not part of it."""
-    gym_trace.viewer.save_site(traces / "second", target=traces / "site")
+    directories = (traces / "second", traces / "first", traces / "second")
+    gym_trace.viewer.save_site(*directories, target=traces / "site", settings=["one", "two", "one"])
     types = {"": "text/html", "app.js": "text/javascript", "site.js": "text/javascript", "app.css": "text/css"}
     with serving(latency=0.03) as web:
         for path in [*traces.glob("site/**/*.*"), *traces.glob("first/*")]:
@@ -880,6 +915,16 @@ def test_a_static_site_plays_without_a_server(site, site_page):
     site_page.until("document.querySelector('.matched').textContent === '1 of 2 episodes'")
     site_page.fill(".where", "metadata.x > 1")
     assert "'gym-trace view'" in site_page.until("document.querySelector('.problem:not([hidden])').textContent")
+
+
+def test_a_static_site_opens_on_the_comparison_that_was_written_with_it(site_page):
+    site_page.go()
+    rows = site_page.until(RUNS)
+    assert [row.split()[0] for row in rows] == ["one", "two"]
+    site_page.run("document.querySelectorAll('.runs-table .run')[1].click()")
+    site_page.until(
+        "location.hash.includes('trace=2') && document.querySelectorAll('.learning .names span').length === 2"
+    )
 
 
 def test_a_link_names_a_trace_elsewhere_for_a_static_site(site, site_page):

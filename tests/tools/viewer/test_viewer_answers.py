@@ -17,7 +17,7 @@ from viewer_requests import arrays_of, asked, cartpoles, flagged, viewed
 import gym_trace
 from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.tools.viewer.answers import Answers, Refused
-from gym_trace.tools.viewer.bins import binned
+from gym_trace.tools.viewer.bins import binned, heat
 from gym_trace.tools.viewer.learning import _few
 from gym_trace.tools.viewer.trace import Edited
 
@@ -147,9 +147,40 @@ def test_traces_are_compared_as_by_compare(cartpole: Path, tmp_path: Path) -> No
     other = cartpoles(tmp_path, 3)
     runs = asked(viewed(cartpole, other), "/api/runs?x=episodes")
     first, second = gym_trace.compare([cartpole, other], x="episodes").groups
-    assert [run["trace"] for run in runs["groups"]] == [0, 1]
+    assert [run["traces"] for run in runs["groups"]] == [[0], [1]]
     assert [run["steps"] for run in runs["groups"]] == [int(first.steps[0]), int(second.steps[0])]
     assert tuple(runs["groups"][1]["iqm"].values()) == second.iqm
+
+
+def test_traces_of_one_setting_are_its_seeds(cartpole: Path, tmp_path: Path) -> None:
+    other = cartpoles(tmp_path, 3)
+    answers = Answers([open_trace(one) for one in (cartpole, other, cartpole)], settings=["a", "b", "a"])
+    groups = asked(answers, "/api/runs")["groups"]
+    expected = gym_trace.compare({"a": [cartpole, cartpole], "b": [other]}).to_json()["groups"]
+    assert [(one["name"], one["traces"]) for one in groups] == [("a", [0, 2]), ("b", [1])]
+    assert [(one["mean"], one["low"]) for one in groups] == [(one["mean"], one["low"]) for one in expected]
+    assert [one["setting"] for one in asked(answers, "/api/traces")] == [0, 1, 0]
+
+
+def test_a_heat_map_counts_every_pair_of_a_selection(cartpole: Path) -> None:
+    answers = viewed(cartpole)
+    found = asked(answers, "/api/heat?x=observation[2]&y=action&where=index < 3")
+    episodes = list(open_trace(cartpole)[:3])
+    x = np.concatenate([episode.observations[:-1, 2] for episode in episodes])
+    y = np.concatenate([episode.actions for episode in episodes])
+    expected, _, _ = np.histogram2d(y, x, bins=(found["y"], found["x"]))
+    assert found["y"] == [0, 1, 2]
+    assert (found["steps"], found["episodes"], found["of"]) == (len(x), 3, 3)
+    assert np.abs(np.array(found["counts"]) - expected).sum() <= 2  # rounded edges
+    with pytest.raises(Refused, match="4 values per row"):
+        asked(answers, "/api/heat?x=observation&y=action")
+
+
+def test_a_heat_map_of_many_steps_counts_every_nth_and_no_nan() -> None:
+    steps = np.arange(10.0)
+    found = heat([[steps, steps], [steps + 10, np.where(steps == 2, np.nan, 1.0)]], 3)
+    assert (found["steps"], found["missing"]) == (6, 1)  # 0, 3, 6, 9; 15, 18
+    assert heat([], 1)["counts"] == []
 
 
 # -- plots ------------------------------------------------------------------------------------------------------------
@@ -490,6 +521,22 @@ def test_a_shorter_episode_differs_where_it_ends(tmp_path: Path) -> None:
     record(scripted([Result(0)] * 9), tmp_path / "b", 7)
     found = asked(viewed(tmp_path / "a", tmp_path / "b"), "/api/compare?a=0:0&b=1:0")
     assert (found["step"], found["column"]) == (7, "steps")
+
+
+def test_a_plot_of_a_difference_ends_with_the_shorter_episode(cartpole: Path) -> None:
+    answers, (one, other) = viewed(cartpole), open_trace(cartpole)[:2]
+    rows = min(len(one), len(other))
+    arrays = arrays_of(answers, "/api/plot?episode=0&column=observations&minus=0:1")
+    minus = one.observations[: rows + 1].astype(float) - other.observations[: rows + 1]
+    np.testing.assert_array_equal(arrays["y"], minus.T)
+    same = arrays_of(answers, "/api/plot?episode=0&column=annotations.value&pixels=4&minus=0:1")
+    assert not same["low"].any()
+
+
+def test_a_difference_of_other_shapes_is_refused(cartpole: Path, tmp_path: Path) -> None:
+    record(scripted([Result(0)] * 3), tmp_path, 3)
+    with pytest.raises(Refused, match="observations: has shape"):
+        asked(viewed(cartpole, tmp_path), "/api/plot?episode=0&column=observations&minus=1:0")
 
 
 # -- flags ------------------------------------------------------------------------------------------------------------

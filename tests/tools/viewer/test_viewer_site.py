@@ -87,6 +87,7 @@ def requests_for(answers):
                 found += [
                     f"/api/plot?{of}&column={name}&pixels=700",
                     f"/api/plot?{of}&column={name}&from=3&to=50&pixels=9",
+                    f"/api/plot?{of}&column={name}&pixels=7&minus=0:{min(1, len(trace.trace) - 1)}",
                 ]
             elif column.kind == "frames":
                 found.append(f"/api/frames?{of}&column={name}&from=3&count=20")

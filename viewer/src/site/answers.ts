@@ -34,23 +34,24 @@ export class Answers {
     };
     const trace = (): Trace => this.trace(number("trace", 0));
     const episode = (): Episode => this.episode(number("trace", 0), number("episode"));
+    const named = (name: string): Episode => {
+      const numbers = pair(query.get(name));
+      if (!numbers) throw new Refusal(400, `${name}: pass TRACE:EPISODE, such as 0:7`);
+      return this.episode(...numbers);
+    };
     switch (url.pathname) {
       case "/api/traces": return json(this.traces.map((one) => one.about()));
       case "/api/episodes": return trace().episodes(text("where"), text("search"), text("sort"), number("offset", 0), number("limit", 200));
       case "/api/histograms": return json(trace().histograms(text("where"), text("search")));
       case "/api/learning": return learning(trace(), trace().selected(text("where"), text("search"), ""));
       case "/api/episode": return json(await episode().about());
-      case "/api/plot": return episode().plot(text("column"), number("from", 0), number("to", Number.MAX_SAFE_INTEGER), number("pixels", 1200), pair(query.get("items")));
+      case "/api/plot": {
+        const minus = query.has("minus") ? named("minus") : null;
+        return episode().plot(text("column"), number("from", 0), number("to", Number.MAX_SAFE_INTEGER), number("pixels", 1200), pair(query.get("items")), minus);
+      }
       case "/api/frames": return episode().frames(text("column"), number("from", 0), number("count", 16), signal);
       case "/api/steps": return json(await episode().steps(number("from", 0), number("count", 32)));
-      case "/api/compare": {
-        const [a, b] = ["a", "b"].map((name) => {
-          const numbers = pair(query.get(name));
-          if (!numbers) throw new Refusal(400, `${name}: pass TRACE:EPISODE, such as 0:7`);
-          return this.episode(...numbers);
-        });
-        return json(await firstDifference(a!, b!));
-      }
+      case "/api/compare": return json(await firstDifference(named("a"), named("b")));
     }
     throw new Refusal(404, "A page without a server cannot do this.", "'gym-trace view' on a machine can.");
   }

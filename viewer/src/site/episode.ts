@@ -163,12 +163,15 @@ export class Episode {
     if (firstStep) damage.push(`the first ${firstStep.toLocaleString("en-US")} steps are not here: filtered out or lost`);
     if (end === null) damage.push("the recording process died before the episode ended");
     if (!this.hasFinal) damage.push("the final observation is not known");
+    const origin = writer.schema.branch;
     const fps = environment.render_fps;
     const total = trace.value("return", number);
     return {
       trace: trace.number,
       episode: number,
       identity: `${writer.id}:${first.episode % ID_RANGE}:${firstStep}`,
+      writer: writer.id,
+      branch: typeof origin?.writer === "string" && Number.isInteger(origin.episode_id) ? { writer: origin.writer, episode_id: origin.episode_id } : null,
       length: this.length,
       return: total !== null && Number.isFinite(total) ? total : null,
       outcome: OUTCOMES[trace.value("outcome", number)!]!,
@@ -214,10 +217,15 @@ export class Episode {
 
   // -- curves -------------------------------------------------------------------------------------------------------
 
-  /** Rows [begin, end) of a column of numbers: each row, or the least and largest of bins of rows. */
-  async plot(name: string, begin: number, end: number, pixels: number, items: [number, number] | null): Promise<Bytes> {
+  /** Rows [begin, end) of a column of numbers, minus those of another episode, if any: each row, or the least and largest of bins of rows. */
+  async plot(name: string, begin: number, end: number, pixels: number, items: [number, number] | null, minus: Episode | null): Promise<Bytes> {
     if (!(pixels >= 1 && pixels <= MOST_PIXELS)) throw new Refusal(400, `pixels=${pixels}: out of range; pass 1 to ${MOST_PIXELS}`);
-    const column = await this.column(name, "numeric");
+    const column = { ...(await this.column(name, "numeric")) };
+    const other = minus && (await minus.column(name, "numeric"));
+    if (other) {
+      if (other.shape.join() !== column.shape.join()) throw new Refusal(404, `${name}: has other shapes in these episodes`);
+      column.rows = Math.min(column.rows, other.rows);
+    }
     const [from, to] = items ?? [0, MOST_ITEMS];
     const most = end - begin > MOST_FRAMES ? MOST_ITEMS : MOST_PLOTTED; // few rows are shown as pictures
     if (!(from >= 0 && from <= to && to - from <= most)) throw new Refusal(400, `items: pass up to ${most} items, such as 0:16`);
@@ -227,6 +235,10 @@ export class Episode {
     const bin = end - begin <= 2 * pixels ? 1 : 2 ** Math.floor(Math.log2((end - begin) / pixels));
     if (bin > 1) [begin, end] = [Math.floor(begin / bin) * bin, Math.min(Math.ceil(end / bin) * bin, column.rows)];
     const { values, missing } = await this.numbers(column, begin, end, chosen);
+    if (other) {
+      const theirs = await minus.numbers(other, begin, end, chosen);
+      theirs.values.forEach((value, i) => ((values[i]! -= value), (missing[i]! |= theirs.missing[i]!)));
+    }
     const width = chosen[1] - chosen[0];
     const count = Math.max(0, Math.ceil((end - begin) / bin));
     const low = new Float64Array(count * width).fill(NaN);

@@ -15,6 +15,7 @@ export type Read = (url: string, begin: number, end: number, signal?: AbortSigna
 /** The files of a trace: their names and sizes, at an address that ends with a slash. */
 export interface Listing {
   name: string;
+  setting?: number; // that it is a run of
   url: string;
   files: [name: string, size: number][];
 }
@@ -69,6 +70,12 @@ export async function listed(base: string, named: string[]): Promise<Listing[]> 
   if (named.length) return Promise.all(named.map((address) => (address.startsWith("hf://") ? onHub(address) : inFolder(new URL(address, base)))));
   const { traces } = (await (await found(new URL("traces.json", base).href)).json()) as { traces: Listing[] };
   return traces.map((trace) => ({ ...trace, url: new URL(trace.url, base).href }));
+}
+
+/** The comparison of the traces of a site over an axis, as gym-trace has written it. */
+export async function compared(base: string, axis: string): Promise<Bytes> {
+  const all = (await (await found(new URL("runs.json", base).href)).json()) as Record<string, unknown>;
+  return new TextEncoder().encode(JSON.stringify(all[axis]));
 }
 
 const nameAt = (path: string): string => decodeURIComponent(path.split("/").filter(Boolean).at(-1) ?? "trace");

@@ -25,7 +25,7 @@ export class Trace {
   private readonly selections = new Map<string, Int32Array>();
   private hasSeeds = false;
 
-  constructor(readonly number: number, readonly name: string, writers: Writer[], readonly facts: { [key: string]: unknown }, private readonly damage: string[], private readonly notes: string[]) {
+  constructor(readonly number: number, private readonly setting: number, readonly name: string, writers: Writer[], readonly facts: { [key: string]: unknown }, private readonly damage: string[], private readonly notes: string[]) {
     this.writers = writers.sort((a, b) => Number(a.schema.created) - Number(b.schema.created) || (a.id < b.id ? -1 : 1));
     for (const writer of this.writers) this.bounds.push(this.bounds.at(-1)! + writer.length);
     this.length = this.bounds.at(-1)!;
@@ -99,6 +99,7 @@ export class Trace {
     const facts = Object.entries(this.facts).filter(([key]) => key !== "flags");
     return {
       trace: this.number,
+      setting: this.setting,
       name: printable(this.name),
       title: null,
       env_id: ids[0] ?? null,
@@ -244,7 +245,7 @@ function histogram(values: Float64Array, chosen: Int32Array): Bins {
 }
 
 /** Open a trace by the indexes of its batches. */
-export async function openTrace(number: number, { name, url, files }: Listing, read: Read): Promise<Trace> {
+export async function openTrace(number: number, { name, setting = number, url, files }: Listing, read: Read): Promise<Trace> {
   const batches = new Map<string, [number: number, file: string, size: number][]>();
   let unread = 0;
   for (const [file, size] of files) {
@@ -280,7 +281,7 @@ export async function openTrace(number: number, { name, url, files }: Listing, r
     return schema && good.length ? new WriterFiles(schema, good, read).writers() : [];
   }));
   const notes = unread ? [`${unread} unfinished file${unread === 1 ? " is" : "s are"} not read here: 'gym-trace repair' puts the steps of writers that were killed into batches.`] : [];
-  return new Trace(number, name, writers.flat(), await factsOf(files, url, read), damage, notes);
+  return new Trace(number, setting, name, writers.flat(), await factsOf(files, url, read), damage, notes);
 }
 
 async function factsOf(files: Listing["files"], url: string, read: Read): Promise<{ [key: string]: unknown }> {

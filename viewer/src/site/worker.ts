@@ -1,7 +1,7 @@
 // The server of a static site, in a worker of the browser: it reads the traces, and the page asks it as it asks gym-trace view.
 
 import { Answers } from "./answers.ts";
-import { Host, listed, Refusal } from "./files.ts";
+import { compared, Host, listed, Refusal } from "./files.ts";
 
 export { Answers } from "./answers.ts";
 export { listed } from "./files.ts";
@@ -19,9 +19,11 @@ interface Scope {
 /** Answer the messages of a page; the first one says where the site and its traces are. */
 function serve(scope: Scope): void {
   let answers: Promise<Answers> | null = null;
+  let base = "";
   const asked = new Map<number, AbortController>();
   scope.onmessage = async ({ data }: MessageEvent<Request>) => {
     if ("base" in data) {
+      base = data.base;
       answers = listed(data.base, data.traces).then((listings) => Answers.open(listings, new Host().read));
       answers.catch(() => {}); // the first request gets the error
       return;
@@ -31,7 +33,7 @@ function serve(scope: Scope): void {
     const controller = new AbortController();
     asked.set(id, controller);
     try {
-      const bytes = await (await answers!).get(path, controller.signal);
+      const bytes = path.startsWith("/api/runs?x=") ? await compared(base, path.slice(12)) : await (await answers!).get(path, controller.signal);
       scope.postMessage({ id, bytes }, [bytes.buffer]);
     } catch (error) {
       if (controller.signal.aborted) return; // nobody waits for it
