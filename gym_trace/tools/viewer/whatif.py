@@ -20,6 +20,7 @@ from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
+from gym_trace.storage.remote.address import is_url
 from gym_trace.tools.branching import branch
 from gym_trace.tools.replay.resimulate import AUTO, STATES, states_in
 from gym_trace.tools.viewer.episode import ViewedEpisode
@@ -161,7 +162,10 @@ class WhatIf:
         words += [word for module in self._recipe.imports for word in ("--import", module)]
         for name, value in (making.env_kwargs or {}).items():
             words += ["--env-arg", f"{name}={json.dumps(value)}"]
-        words += ["--trust"] * making.trust + ["-o", str(Path(directory).with_name(name))]
+        words += ["--trust"] * making.trust + [
+            "-o",
+            name if is_url(directory) else str(Path(directory).with_name(name)),
+        ]
         return printable(shlex.join(map(str, words)))
 
 

@@ -5,17 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, asked, cartpoles
 
-from gym_trace import branch, open_trace, verify_trace
+from gym_trace import TraceRecordingWrapper, branch, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.tools.replay.making import Making
 from gym_trace.tools.viewer.answers import Answers
 from gym_trace.tools.viewer.proofs import Proofs
 from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.server import Viewer, pages_of
-from gym_trace.tools.viewer.whatif import WhatIf
+from gym_trace.tools.viewer.whatif import Plan, WhatIf, record
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -109,3 +112,26 @@ def test_a_run_offers_its_versions_and_named_files_need_consent(tmp_path: Path) 
     assert proofs._thread is not None
     proofs._thread.join(60)
     assert asked(answers, "/api/proofs?trace=0")["branch"]["consent"] == "reads files. Pass --trust"
+
+
+class Kept(CartPoleEnv):
+    """An environment with a state, which it does not check."""
+
+    def get_state(self) -> bytes:
+        return np.array(self.state, np.float64).tobytes()
+
+    def set_state(self, state: bytes) -> None:
+        self.state = tuple(np.frombuffer(state))
+
+
+@pytest.mark.parametrize("trust", [True, False])
+def test_a_recorded_state_is_used_at_once_or_else_steps_are_repeated(tmp_path: Path, trust: bool) -> None:
+    with TraceRecordingWrapper(Kept(), tmp_path / "kept", states=1) as env:
+        env.reset(seed=0)
+        for _ in range(4):
+            env.step(1)
+    plan = Plan(0, 3, "random", "", 2, 0, str(tmp_path / "branches"))
+    said = record(open_trace(tmp_path / "kept"), Recipe(Making(trust=trust, make_env=Kept)), plan, lambda *_: None)
+    assert ("its steps were repeated" in said) is not trust
+    assert said.startswith("2 branches")
+    assert [episode.prefix for episode in open_trace(tmp_path / "branches")] == [3, 3]
