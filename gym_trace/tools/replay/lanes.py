@@ -29,6 +29,11 @@ class Lane(NamedTuple):
     follows: list[bool]
     lacks_earlier: list[bool]
 
+    @property
+    def renders(self) -> bool:
+        """True if there must be one environment at a time: MuJoCo renders black frames after another one is closed."""
+        return self.writer.about.environment.get("render_mode") is not None
+
 
 def lanes_of(trace: Trace, writers: Collection[int] | None = None) -> list[Lane]:
     """Return the lanes of a trace. For a view, pass view.whole: earlier episodes may have to be replayed.

@@ -69,7 +69,8 @@ class Verdict:
         crash: result of the action in progress when the recording was killed, if it was executed again.
         needed: number of episodes right before it in its lane that had to be replayed first in the same environment,
             because without them its start is unknown or its results differ. The first seeded episode of a lane that
-            follows another is tried by itself; if it matches, those after it are not, and have 0.
+            follows another is tried by itself; if it matches, those after it are not, and have 0. If it does not, each
+            of those is, unless the environment renders.
         divergences: how far each leaf of observations and the rewards depart, the earliest first, when an episode that
             differs is replayed to its end by itself, in a fresh environment. Differences of other replays may begin at
             other steps. Empty if it cannot be started by itself.
@@ -281,7 +282,8 @@ class LaneReplay:
         if verdict.needed and self._is_seeded(position):
             self._depends = True
         elif self._depends and origin is not None and origin < position and self._is_seeded(position):
-            return replace(verdict, needed=(position - origin) * self._differs_alone(position))
+            is_needed = self._lane.renders or self._differs_alone(position)
+            return replace(verdict, needed=(position - origin) * is_needed)
         return verdict
 
     def _differs_alone(self, position: int) -> bool:
@@ -574,6 +576,7 @@ class LaneReplay:
             best = best if restorable else replace(best, needed=position - origin)
             if tries_alone and best.matches:
                 self._depends = False
+        del simulation  # MuJoCo frees it only then, see free_contexts()
         for other in (*self._origins(origin), *([position] if restorable and not is_fresh else [])):
             if best is not None and (best.verdict != DIFFERS or (other < position and not self._tries_earlier)):
                 continue

@@ -157,7 +157,7 @@ def _in_this_process(
         number, positions = task_of[index]
         if number not in open_lanes:
             verdicts: Generator[Verdict, None, None] = work(trace, lanes[number], positions)
-            if len(open_lanes) >= _MOST_ENVIRONMENTS:
+            if lanes[number].renders or len(open_lanes) >= _MOST_ENVIRONMENTS:
                 return verdicts
             open_lanes[number] = verdicts
         verdict = next(open_lanes[number])

@@ -1,11 +1,14 @@
 """Recorded episodes played again in their environment."""
 
+import gc
 import os
+import sys
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import gymnasium
 import numpy as np
@@ -538,6 +541,35 @@ def test_verdicts_come_in_the_order_of_the_trace(lanes: Path, most: int, monkeyp
         assert (episode.lane, episode.episode_id, len(episode)) == (verdict.lane, verdict.episode_id, verdict.steps)
     assert Counted.resets == len(trace)  # no episode was played twice
     assert (Counted.open, Counted.most_open) == (0, min(most + 1, 5))
+
+
+class Rendering(Pool4):
+    """Counts the environments that exist, open or closed."""
+
+    alive: ClassVar[WeakSet["Rendering"]] = WeakSet()
+    most = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.render_mode = "rgb_array"
+        Rendering.alive.add(self)
+        Rendering.most = max(Rendering.most, len(Rendering.alive))
+
+
+@needs_vectors
+def test_environments_that_render_exist_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco.egl", None)
+    envs = TraceRecordingVectorWrapper(SyncVectorEnv([Rendering] * 2), tmp_path)
+    for seed in range(5):  # episodes that depend on those before, cut so that the lanes alternate
+        envs.reset(seed=seed)
+        envs.step([0, 0])
+    envs.close()
+    del envs
+    gc.collect()
+    Rendering.most = 0
+    found = verify_trace(tmp_path, make_env=Rendering)
+    assert {verdict.verdict for verdict in found} == {"identical"}
+    assert Rendering.most == 1
 
 
 def test_verdicts_on_a_view_come_in_its_order(lanes: Path) -> None:
