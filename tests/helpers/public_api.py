@@ -29,7 +29,7 @@ EXCHANGE = tuple(f"gym_trace.exchange.{name}" for name in gym_trace.exchange._MO
 EXTRAS = {f"gym_trace.{name}": name for name in ("dm_env", "pettingzoo")}  # modules that need a package
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
 NEEDS_VECTORS = "TraceRecordingVectorWrapper"  # has only a line of its own where gymnasium has no such environments
-# Likewise where there is no PyTorch.
+# Likewise where PyTorch or safetensors is missing.
 NEED_TORCH = (
     *("Exchange", "Relearnt", "RunPolicies", "RunPolicy", "Steps", "Trained", "UpdateLog", "train", "verify"),
     *("described_environment", "needs_trust", "verify_run"),
@@ -142,8 +142,9 @@ def is_here(module: str, name: str) -> bool:
     """Return True if the packages that a name needs are installed."""
     if name == NEEDS_VECTORS and not hasattr(gymnasium.vector, "AutoresetMode"):
         return False
-    needed = "torch" if name in NEED_TORCH else "pyarrow" if name in NEED_ARROW else EXTRAS.get(module)
-    return needed is None or importlib.util.find_spec(needed) is not None
+    needed = ("torch", "safetensors") if name in NEED_TORCH else ("pyarrow",) if name in NEED_ARROW else ()
+    extra = (EXTRAS[module],) if module in EXTRAS else ()
+    return all(importlib.util.find_spec(package) is not None for package in (*needed, *extra))
 
 
 def public_things() -> dict[Any, str]:
@@ -218,6 +219,6 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    if importlib.util.find_spec("torch") is None:
-        sys.exit("public_api.py: without PyTorch the names of training would be lost; pip install -e '.[train]'")
+    if not is_here("gym_trace", "train"):
+        sys.exit("public_api.py: without PyTorch and safetensors the names of training would be lost; pip install -e '.[train]'")
     print(text(), end="")
