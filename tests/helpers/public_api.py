@@ -220,5 +220,5 @@ def text() -> str:
 
 if __name__ == "__main__":
     if not is_here("gym_trace", "train"):
-        sys.exit("public_api.py: without PyTorch and safetensors the names of training would be lost; pip install -e '.[train]'")
+        sys.exit("public_api.py: without PyTorch the names of training would be lost; pip install -e '.[train]'")
     print(text(), end="")

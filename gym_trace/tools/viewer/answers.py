@@ -12,6 +12,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace, open_trace, storage_of
 from gym_trace.printable import printable
+from gym_trace.tools.integrity.scan import Progress
 from gym_trace.tools.replay.diff import compare_episodes
 from gym_trace.tools.statistics.comparison import compare
 from gym_trace.tools.viewer import container
@@ -108,13 +109,16 @@ class Answers:
         """Number that grows with each change of a trace."""
         return sum(trace.version for trace in self.traces)
 
-    def look_closely(self) -> None:
-        """Add figures of the agent to the lists, and mark damaged episodes; this may take seconds."""
+    def look_closely(self, on_progress: Progress | None = None) -> None:
+        """Add figures of the agent to the lists, and mark damaged episodes; this may take seconds.
+
+        A TraceError of on_progress ends it.
+        """
         local = [trace for trace in self.traces if not storage_of(trace.trace).ahead]
         for look in (ViewedTrace.read_figures, ViewedTrace.look_for_damage):
             for trace in local:
                 with contextlib.suppress(TraceError, OSError):  # opening an episode reports it again
-                    look(trace)
+                    look(trace, on_progress)
 
     def get(self, path: str, query: Mapping[str, str]) -> Answer:
         """Answer a request such as ("/api/episode", {"trace": "0", "episode": "7"}). Raises Refused."""

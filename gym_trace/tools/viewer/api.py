@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,6 @@ def serve(
         what_if = WhatIf(recipe, policies or {}, Path(branches or scratch.name).absolute(), bool(branches))
         answers = Answers(list(map(as_trace, traces)), renderings, proofs=proofs, what_if=what_if, settings=settings)
         viewer = Viewer(answers, pages, host, port)
-        threading.Thread(target=answers.look_closely, daemon=True).start()
         if not is_loopback(host):
             warn(
                 f"host {host}: other machines can connect, unencrypted; everyone with the address sees the traces and "

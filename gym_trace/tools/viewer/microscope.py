@@ -20,6 +20,7 @@ from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.scan import Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import open_regular
+from gym_trace.tools.integrity.scan import Progress
 
 NAMES = {
     "value": ("value", "values", "vf_preds"),
@@ -119,13 +120,14 @@ class Figures:
     Args:
         trace: a trace that does not change.
         before: figures of an earlier state of the trace: only what has changed since is read.
+        on_progress: called before each part that is read.
 
     Attributes:
         columns: "version": policy version that acted in the last step; "value error": mean distance of the values from
             the returns to go; "entropy": mean entropy of the policy. Those that are not recorded are left out.
     """
 
-    def __init__(self, trace: Trace, before: Figures | None = None):
+    def __init__(self, trace: Trace, before: Figures | None = None, on_progress: Progress | None = None):
         self.trace = trace
         self._paths = _figures_of(trace)
         self.columns = {name: np.full(len(trace), np.nan) for name in self._paths}
@@ -140,6 +142,8 @@ class Figures:
         wanted = np.flatnonzero(missing & (steps > 0))
         for part in np.split(wanted, np.flatnonzero(np.diff(np.cumsum(steps[wanted]) // _SCANNED)) + 1):
             if len(part):
+                if on_progress is not None:
+                    on_progress(int(part[0]), len(trace))
                 self._read(part, steps[part], table["first_step"][part].astype(np.int64))
 
     def _kept(self, before: Figures) -> Array:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -197,7 +197,23 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
     routes.append(Route("/api/render", render, methods=["GET", "POST"]))
     routes.append(Route("/api/proofs", proofs, methods=["GET", "POST"]))
     routes += [Route("/api/changes", changes), Route("/api/flags", flags, methods=["POST"])]
-    return Starlette(routes=[*routes, Route("/{path:path}", page)])
+
+    def go_on(done: int, total: int) -> None:
+        if is_ending():
+            raise TraceError("the server ends")
+
+    @contextlib.asynccontextmanager
+    async def looking(_: Starlette) -> AsyncIterator[None]:
+        """Look closely while the server runs: signals raise nothing then, and must not in an import beside a thread.
+
+        The thread ends before Python does, which would abort the process while the thread is in C++, as in NumPy.
+        """
+        thread = threading.Thread(target=answers.look_closely, args=(go_on,), daemon=True)
+        thread.start()
+        yield
+        thread.join()
+
+    return Starlette(routes=[*routes, Route("/{path:path}", page)], lifespan=looking)
 
 
 def _changes(answers: Answers) -> dict[str, Any]:

@@ -119,14 +119,14 @@ class ViewedTrace:
         """Return the files of the trace and their sizes, because an edit in place keeps the names."""
         return tuple(sorted(sizes_of(storage_of(self._live)).items()))
 
-    def look_for_damage(self) -> None:
+    def look_for_damage(self, on_progress: Progress | None = None) -> None:
         """Read every byte of a trace of moderate size on this machine, once, and mark damaged episodes in the list."""
         storage = storage_of(self.trace)
         if self.is_live or sum(sizes_of(storage).values()) > _MOST_CHECKED:
             return
         report = CheckReport()
         damaged: dict[str, dict[int, list[str]]] = {}
-        for lost, problem in lost_steps(storage, report):
+        for lost, problem in lost_steps(storage, report, on_progress):
             note = f"steps {lost.first_step:,} to {lost.first_step + lost.steps - 1:,}: {problem}"
             damaged.setdefault(lost.writer, {}).setdefault(lost.episode_id, []).append(note)
         if report.damages:
@@ -134,12 +134,12 @@ class ViewedTrace:
                 self._damages, self._damaged = report.damages, damaged
                 self._changed()
 
-    def read_figures(self) -> Figures:
+    def read_figures(self, on_progress: Progress | None = None) -> Figures:
         """Return the figures of the episodes. They are read once, and then columns of the list."""
         with self._reading:
             trace, known = self.trace, self._known_figures
             if known is None or known.trace is not trace:
-                known = Figures(trace, known)
+                known = Figures(trace, known, on_progress)
                 with self._lock:
                     self._known_figures = known
                     if known.columns and trace is self.trace:

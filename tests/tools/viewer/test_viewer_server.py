@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +21,7 @@ from starlette.testclient import TestClient
 from viewer_requests import FILES, POST, cartpoles, served, viewed
 
 from gym_trace import TraceRecordingWrapper, edit
+from gym_trace.errors import TraceError
 from gym_trace.tools.viewer import server
 from gym_trace.tools.viewer.guard import HEADERS, is_loopback
 from gym_trace.tools.viewer.server import Viewer, pages_of
@@ -95,6 +97,23 @@ def test_two_servers_have_two_tokens(directory: Path) -> None:
         viewer._socket.close()
     assert len(urls) == 2
     assert min(map(len, urls)) >= 32
+
+
+def test_a_close_look_ends_with_the_server(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, over = Event(), Event()
+
+    def look(go_on: Any) -> None:
+        began.set()
+        with contextlib.suppress(TraceError):
+            while True:
+                go_on(0, 1)
+        over.set()
+
+    answers = viewed(directory)
+    monkeypatch.setattr(answers, "look_closely", look)
+    with served(answers):
+        assert began.wait(60)
+    assert over.is_set()
 
 
 # -- other sites ------------------------------------------------------------------------------------------------------
