@@ -373,6 +373,11 @@ export class Api {
     return this.json(`/api/branches?${query({ trace, episode })}`);
   }
 
+  /** Ask a policy what it would do at each step of an episode. */
+  ask(asked: EpisodeId & { ask: string; trust: boolean }): Promise<unknown> {
+    return this.source.post("/api/proofs", asked);
+  }
+
   branch(asked: EpisodeId & { step: number; policy: string; episodes: number; seed: number | null; trust: boolean }): Promise<unknown> {
     return this.source.post("/api/proofs", asked);
   }

@@ -1,6 +1,6 @@
 // One episode, or two side by side: pictures, plots and values at one position.
 
-import { EDITED, type Changes, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type Mark, type FrameBlock } from "./api.ts";
+import { EDITED, type Changes, type ColumnFacts, type Difference, type EpisodeFacts, type EpisodeId, type Flag, type Mark, type FrameBlock } from "./api.ts";
 import { askEpisode } from "./dialogs.ts";
 import { fill, h, icon, type Child } from "./dom.ts";
 import { outcomeKind } from "./episode_list.ts";
@@ -180,7 +180,7 @@ export class Player implements View {
       this.openPictures();
       this.panel.show(ids, this.sides[0]!.facts.columns);
       this.plots.setZoom(null);
-      this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
+      this.showPlots();
       this.plots.setZoom(route.zoom);
       this.whatif.show(ids[0]!, this.sides[0]!.facts);
       this.drawHead();
@@ -219,6 +219,7 @@ export class Player implements View {
       this.marks = marks;
       const longer = facts.some(({ length }, i) => length !== this.sides[i]!.facts.length);
       const pictured = facts.some(({ frames }, i) => frames.join() !== this.sides[i]!.facts.frames.join());
+      const asked = facts.some(({ columns }, i) => opinions(columns) !== opinions(this.sides[i]!.facts.columns));
       const atEnd = this.position === this.length;
       this.sides.forEach((side, i) => {
         side.facts = facts[i]!;
@@ -226,6 +227,7 @@ export class Player implements View {
       });
       this.drawHead();
       if (pictured) this.openPictures();
+      if (asked) this.showPlots();
       if (!longer) return;
       this.panel.grow();
       this.plots.grow(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
@@ -233,6 +235,11 @@ export class Player implements View {
     } catch (error) {
       this.page.fail(error);
     }
+  }
+
+  private showPlots(): void {
+    this.plots.show(this.sides.map(({ id, facts: { columns, length } }) => ({ id, columns, length })));
+    this.plots.mark(this.difference?.step ?? null);
   }
 
   private openPictures(): void {
@@ -538,3 +545,5 @@ function rowsOf(facts: EpisodeFacts, column: string): number {
   return Math.max(1, facts.columns.find(({ name }) => name === column)?.rows ?? facts.length + 1);
 }
 
+/** The number of columns that policies have filled on the page. */
+const opinions = (columns: ColumnFacts[]): number => columns.filter(({ group }) => group === "opinions").length;

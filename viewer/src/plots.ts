@@ -624,7 +624,7 @@ function pieces({ items, stacked }: ColumnFacts): [number, number][] {
   return Array.from({ length: items && Math.ceil(items / each) }, (_, i) => [i * each, Math.min(items, (i + 1) * each)]);
 }
 
-const GROUPS = ["return", "rewards", "parts", "agent", "actions", "observations", "annotations", "infos"];
+const GROUPS = ["return", "rewards", "parts", "agent", "actions", "opinions", "observations", "annotations", "infos"];
 
 function order(column: ColumnFacts): number {
   const group = GROUPS.indexOf(column.name === "return" ? "return" : column.stacked && column.group === "annotations" ? "agent" : column.group);

@@ -20,6 +20,7 @@ export class WhatIf {
   private readonly episodes = h("input", { type: "number", min: 1, max: 200, value: 20, required: true, "aria-label": "Number of branches" });
   private readonly seed = h("input", { type: "number", min: 0, value: 0, placeholder: "none", "aria-label": "Seed", title: "Seed of the policy and of the environment from this step on: the same branches each time. Empty: the environment keeps its generator" });
   private readonly button = h("button", { class: "button primary" }, ["Branch"]);
+  private readonly ask = h("button", { type: "button", class: "button", title: "Ask this policy what it would do at each step of the recorded episode" }, ["Ask"]);
   private readonly status = h("output", { class: "quiet", "aria-live": "polite" });
   private readonly note = h("p", { class: "note quiet", "aria-live": "polite" });
   private readonly list = h("ul", { class: "sets" });
@@ -34,13 +35,14 @@ export class WhatIf {
 
   constructor(private readonly page: Page, private readonly plots: PlotStack) {
     const form = h("form", { class: "line" }, [
-      h("span", {}, ["From ", this.place, " on,"]), this.policy, h("label", {}, [this.episodes, " times"]), h("label", {}, ["seed ", this.seed]), this.button, this.start, this.status,
+      h("span", {}, ["From ", this.place, " on,"]), this.policy, h("label", {}, [this.episodes, " times"]), h("label", {}, ["seed ", this.seed]), this.button, this.ask, this.start, this.status,
     ], {
       submit: (event) => {
         event.preventDefault();
-        void this.record(false);
+        void this.run("branch", false);
       },
     });
+    this.ask.addEventListener("click", () => void this.run("ask", false));
     this.element.append(form, this.list, this.note);
     this.element.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
@@ -65,7 +67,7 @@ export class WhatIf {
     fill(this.status, []);
     if (!this.possible) this.element.hidden = true;
     this.draw();
-    if (this.possible) void this.load().then(() => this.watch(false));
+    if (this.possible) void this.load().then(() => this.watch("branch", false));
   }
 
   toggle(): void {
@@ -106,37 +108,37 @@ export class WhatIf {
     }
   }
 
-  private async record(trust: boolean): Promise<void> {
-    const { id } = this.side!;
-    const asked = { ...id, step: this.position, policy: this.policy.value, episodes: Number(this.episodes.value), seed: this.seed.value === "" ? null : Number(this.seed.value), trust };
+  private async run(tool: "branch" | "ask", trust: boolean): Promise<void> {
+    const [asked, policy] = [{ ...this.side!.id, trust }, this.policy.value];
     try {
-      await this.page.api.branch(asked);
-      await this.watch(true);
+      if (tool === "ask") await this.page.api.ask({ ...asked, ask: policy });
+      else await this.page.api.branch({ ...asked, policy, step: this.position, episodes: Number(this.episodes.value), seed: this.seed.value === "" ? null : Number(this.seed.value) });
+      await this.watch(tool, true);
     } catch (error) {
       this.page.fail(error);
     }
   }
 
-  /** Show how the recording is doing until it has ended; asked: the reader has started it here. */
-  private async watch(asked: boolean): Promise<void> {
+  /** Show how the tool is doing until it has ended; asked: the reader has started it here. */
+  private async watch(tool: "branch" | "ask", asked: boolean): Promise<void> {
     if (this.watching || !this.side) return;
     this.watching = true;
     const { trace } = this.side.id;
     try {
       let proof: Proof | undefined;
       while (this.side) {
-        proof = (await this.page.api.proofs(trace)).branch;
-        this.button.disabled = proof?.state === "running";
+        proof = (await this.page.api.proofs(trace))[tool];
+        this.button.disabled = this.ask.disabled = proof?.state === "running";
         if (proof?.state !== "running") break;
         asked = true;
-        fill(this.status, progressOf(this.page, "branch", proof));
+        fill(this.status, progressOf(this.page, tool, proof));
         await new Promise((resolve) => setTimeout(resolve, POLL));
       }
       if (!asked || !proof || !this.side) return;
       const failed = proof.state === "failed" && proof.consent === undefined;
       fill(this.status, [failed ? proof.error : proof.state === "done" && proof.summary]);
       this.status.classList.toggle("problem", failed);
-      if (proof.consent !== undefined && (await askConsent(proof.consent))) setTimeout(() => void this.record(true));
+      if (proof.consent !== undefined && (await askConsent(proof.consent))) setTimeout(() => void this.run(tool, true));
     } finally {
       this.watching = false;
     }

@@ -26,7 +26,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.printable import integer, key_text
 from gym_trace.tools.viewer.bins import Bins, CurveStore, binned
 from gym_trace.tools.viewer.container import packed
-from gym_trace.tools.viewer.microscope import annotation, discount_of, returns_to_go
+from gym_trace.tools.viewer.microscope import NAMES, annotation, discount_of, returns_to_go
 from gym_trace.tools.viewer.names import Names
 from gym_trace.tools.viewer.values import MOST_NUMBERS, array_text, to_json
 
@@ -48,6 +48,8 @@ _FLAGS = {"terminated": "terminations", "truncated": "truncations"}
 # Computed columns. Parts of rewards are the infos whose names begin with _PART, as those of MuJoCo environments.
 _CRITIC, _ADVANTAGE, _PROBABILITY = "value, return to go", "advantage", "probability of the action"
 _PARTS, _PART = "parts of the reward", "reward_"
+_OPINIONS = "opinions"
+Opinions = dict[tuple[str, int, int], dict[str, dict[str, Array]]]  # arrays by key of the episode, and by policy
 
 
 class Encoding(NamedTuple):
@@ -65,7 +67,8 @@ class ViewColumn(NamedTuple):
 
     Attributes:
         name: as in --steps-where: observations.position, actions[0].
-        group: "observations", "actions", "rewards", "return", "parts", "agent", "annotations", "infos" or "flags".
+        group: "observations", "actions", "rewards", "return", "parts", "agent", "opinions", "annotations", "infos" or
+            "flags".
         kind: "numeric", "frames" or "text".
         path: path of the stored column; for infos ("infos", key, ...).
         dtype, shape: dtype and shape of one row; dtype is "" if rows are values of any type.
@@ -99,16 +102,20 @@ class ViewColumn(NamedTuple):
 class ViewedEpisode:
     """An episode of a trace as it is now; more of it may be recorded later.
 
-    trace: a trace that does not change, such as a copy. index: index of the episode in it. Raises IndexError.
+    trace: a trace that does not change, such as a copy. index: index of the episode in it. opinions: of policies, also
+    about other episodes. Raises IndexError.
     """
 
-    def __init__(self, trace: Trace, index: int, cache: ChunkCache, curves: CurveStore):
+    def __init__(
+        self, trace: Trace, index: int, cache: ChunkCache, curves: CurveStore, opinions: Opinions | None = None
+    ):
         if not 0 <= index < len(trace):
             raise IndexError(f"no episode {index}; the trace has {len(trace)}")
         self.trace, self.index = trace, index
         self.episode: Episode = trace[index]
         self._writer, self._row = trace.place_of(index)
         self._cache, self._curves = cache, curves
+        self._opinions = {label: arrays.copy() for label, arrays in (opinions or {}).get(self.key, {}).items()}
         self._columns: dict[str, ViewColumn] | None = None
 
     @property
@@ -139,14 +146,18 @@ class ViewedEpisode:
     def plain_columns(self) -> list[dict[str, Any]]:
         """Return the descriptions of the columns, with the names of their numbers and values."""
         names = Names(self.trace.facts, self._writer.about_or_empty)
-        plain = [{**one.plain(), **names.plain(one.name, one.path, one.shape)} for one in self.columns.values()]
+        plain: list[dict[str, Any]] = []
+        for column in self.columns.values():
+            is_action = column.group == _OPINIONS and column.path[1] == "actions"
+            name, path = ("actions", ("actions",)) if is_action else (column.name, column.path)
+            plain.append({**column.plain(), **names.plain(name, path, column.shape)})
         actions = next((one["values"] for one in plain if one["group"] == "actions" and one["values"]), {"count": 0})
         for one, column in zip(plain, self.columns.values()):
             if column.name == _PARTS:
                 one |= {"labels": [str(key).removeprefix(_PART) for key in column.path[1:]], "stacked": True}
             elif column.name == _CRITIC:
                 one |= {"labels": _CRITIC.split(", "), "note": discount_of(self.trace).note}
-            elif column.path == annotation("probabilities", [column.path]) and column.items == actions["count"]:
+            elif column.path[1:2] and column.path[1] in NAMES["probabilities"] and column.items == actions["count"]:
                 numbers = [str(actions["start"] + i) for i in range(column.items)]
                 one |= {"labels": one["labels"] or actions["names"] or numbers, "stacked": True}
         return plain
@@ -236,6 +247,10 @@ class ViewedEpisode:
                 yield ViewColumn(_PARTS, "parts", "numeric", ("infos", *parts), "", (len(parts),), steps)
             for key in keys:
                 yield ViewColumn(name_of(("infos", key)), "infos", "numeric", ("infos", key), "", (), steps)
+        for key in dict.fromkeys(key for arrays in self._opinions.values() for key in arrays):
+            for label, array in ((label, arrays[key]) for label, arrays in self._opinions.items() if key in arrays):
+                name, path, shape = f"{key} of {label}", (_OPINIONS, key, label), array.shape[1:]
+                yield ViewColumn(name, _OPINIONS, "numeric", path, array.dtype.str, shape, len(array))
         for name, stored in _FLAGS.items():
             yield ViewColumn(name, "flags", "numeric", (stored,), "|b1", (), steps)
 
@@ -400,6 +415,9 @@ class ViewedEpisode:
             rewards, unknown = self._numbers(column._replace(group="rewards"), 0, stop, items)
             sums = np.cumsum(rewards.astype(np.float64), axis=0)[start:]
             return sums, None if unknown is None else np.logical_or.accumulate(unknown, axis=0)[start:]
+        if column.group == _OPINIONS:
+            opinion = self._opinions[str(column.path[2])][str(column.path[1])]
+            return opinion.reshape(len(opinion), -1)[start:stop, items].astype(_plotted(opinion.dtype)), None
         if column.group == "agent":
             return self._of_agent(column, start, stop, items)
         path = column.path[:1] if column.path[0] == "infos" else column.path

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.data.values import Array
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.recording.processes.fleet import Job, Lost
@@ -25,6 +26,7 @@ from gym_trace.tools.linting.api import lint_trace
 from gym_trace.tools.linting.findings import ERROR, NOTE, WARNING
 from gym_trace.tools.replay.verify import verify_trace
 from gym_trace.tools.viewer.marks import Key, Mark, Proof
+from gym_trace.tools.viewer.opinions import Question, ask
 from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.trace import ViewedTrace, lost_steps
 from gym_trace.tools.viewer.whatif import Plan, record
@@ -51,16 +53,17 @@ class Proofs:
         self,
         viewed: ViewedTrace,
         tool: str,
-        asked: str | Plan,
+        asked: str | Plan | Question,
         trust: bool,
         arrived: Callable[[], Any] = lambda: None,
     ) -> None:
         """Start a tool over a trace. Raises InvalidOption, TraceError.
 
-        asked: the condition of "steps", the plan of "branch". arrived: called after each message of the tool.
+        asked: the condition of "steps", the plan of "branch", the question of "ask". arrived: called after each message
+            of the tool.
         """
-        if tool not in TOOLS or (tool == "branch") != isinstance(asked, Plan):
-            raise InvalidOption(f"tool: pass one of {', '.join(TOOLS)}; a branch needs its plan")
+        if tool not in TOOLS or not isinstance(asked, _ASKED.get(tool, str)):
+            raise InvalidOption(f"tool: pass one of {', '.join(TOOLS)}; branch needs a plan, and ask a question")
         with self._lock:
             if self._current is not None and self._current.state == "running":
                 raise TraceError(f"{self._current.tool} is running: wait for it, or cancel it")
@@ -95,7 +98,9 @@ class Proofs:
                     elif not isinstance(message, Lost) and message[0] == "progress":
                         _, proof.done, proof.of = message
                     elif not isinstance(message, Lost) and proof.state == "running":
-                        _, proof.summary, proof.is_good, proof.marks, proof.verdicts, proof.claims = message
+                        _, proof.summary, proof.is_good, proof.marks, proof.verdicts, proof.claims, opinion = message
+                        if isinstance(question := arguments[-1], Question):
+                            viewed.opinions.setdefault(question.key, {})[question.label] = opinion
                         proof.state = "done"
                     arrived()
         except (TraceError, OSError) as error:
@@ -116,7 +121,7 @@ def _proved(connection: Any, scratch: str, tool: str, trace: Trace, recipe: Reci
     report = _Report(connection)
     summary, is_good = TOOLS[tool](trace, recipe, asked, report)
     with contextlib.suppress(OSError):  # the parent is gone
-        connection.send(("done", summary, is_good, report.marks, report.verdicts, report.claims))
+        connection.send(("done", summary, is_good, report.marks, report.verdicts, report.claims, report.opinion))
 
 
 class _Report:
@@ -127,6 +132,7 @@ class _Report:
         self.marks: list[Mark] = []
         self.verdicts: dict[Key, str] = {}
         self.claims: list[tuple[str, str, str]] = []
+        self.opinion: dict[str, Array] = {}
 
     def progress(self, done: int, of: int) -> None:
         if time.monotonic() > self._sent + _REPORT_SECONDS:
@@ -237,11 +243,18 @@ def _branched(trace: Trace, recipe: Recipe, plan: Plan, report: _Report) -> tupl
     return record(trace, recipe, plan, report.progress), True
 
 
+def _asked(trace: Trace, recipe: Recipe, question: Question, report: _Report) -> tuple[str, bool]:
+    report.opinion = ask(trace, recipe, question, report.progress)
+    return f"{question.label}: {', '.join(report.opinion) or 'no numbers'}", True
+
+
+_ASKED: dict[str, type] = {"branch": Plan, "ask": Question}
 TOOLS: Mapping[str, Callable[[Trace, Recipe, Any, _Report], tuple[str, bool]]] = {
     "lint": _linted,
     "check": _checked,
     "verify": _verified,
     "audit": _audited,
     "branch": _branched,
+    "ask": _asked,
     "steps": _found,
 }

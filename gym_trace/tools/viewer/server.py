@@ -294,6 +294,14 @@ def _prove(answers: Answers, body: bytes) -> Answer:
                 viewed = answers.numbered(number)
                 plan = answers.what_if.plan(viewed, episode, step, policy, episodes, seed)
                 answers.proofs.start(viewed, "branch", plan, trust, partial(answers.add_branches, plan.directory))
+            case {
+                "trace": int(number),
+                "episode": int(episode),
+                "ask": str(policy),
+                "trust": bool(trust),
+            } if answers.what_if is not None:
+                viewed = answers.numbered(number)
+                answers.proofs.start(viewed, "ask", answers.what_if.question(viewed, episode, policy), trust)
             case {"cancel": True}:
                 answers.proofs.cancel()
             case _:

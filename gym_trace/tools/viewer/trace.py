@@ -30,7 +30,7 @@ from gym_trace.tools.integrity.scan import CheckReport, LostSteps, Progress, exa
 from gym_trace.tools.statistics.summary import histogram
 from gym_trace.tools.viewer.bins import CurveStore, heat
 from gym_trace.tools.viewer.container import packed
-from gym_trace.tools.viewer.episode import ViewedEpisode, name_of
+from gym_trace.tools.viewer.episode import Opinions, ViewedEpisode, name_of
 from gym_trace.tools.viewer.learning import History
 from gym_trace.tools.viewer.marks import Key, Proof
 from gym_trace.tools.viewer.microscope import VALUE_ERROR, VERSION, Figures, available
@@ -61,6 +61,7 @@ class ViewedTrace:
         trace: current state of the trace; replaced by refresh().
         version: number that grows with each change.
         proofs: the latest run of each tool on the page, by its name.
+        opinions: of policies, by key of the episode and label of the policy; see opinions.ask().
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ViewedTrace:
         self._damages: list[Damage] = []
         self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
         self.proofs: dict[str, Proof] = {}
+        self.opinions: Opinions = {}
         self._lock, self._refreshing, self._reading = Lock(), Lock(), Lock()
 
     @property
@@ -183,7 +185,7 @@ class ViewedTrace:
             if not len(found):
                 raise IndexError(f"no episode {index} among the chosen ones")
             index = int(found[0])
-        return ViewedEpisode(trace, index, self._cache, self._curves)
+        return ViewedEpisode(trace, index, self._cache, self._curves, self.opinions)
 
     # -- descriptions -------------------------------------------------------------------------------------------------
 

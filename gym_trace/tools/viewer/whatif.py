@@ -7,7 +7,6 @@ import shlex
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from gym_trace.storage.remote.address import is_url
 from gym_trace.tools.branching import branch
 from gym_trace.tools.replay.resimulate import AUTO, STATES, states_in
 from gym_trace.tools.viewer.episode import ViewedEpisode
+from gym_trace.tools.viewer.opinions import Question, trusted
 from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.trace import ViewedTrace
 
@@ -79,12 +79,22 @@ class WhatIf:
         if not 1 <= episodes <= MOST_BRANCHES:
             raise InvalidOption(f"episodes={episodes}: pass 1 to {MOST_BRANCHES}")
         one = viewed.episode(episode)
-        if (choice := self._choices(one).get(policy)) is None:
-            raise InvalidOption(f"policy={policy!r}: not among those of this episode; name it with --policy")
+        choice = self._choice(one, policy)
         stem = f"{viewed.trace.directory.name}-{episode}-{step}"
         names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
         directory = next(path for path in map(self._directory.joinpath, names) if not path.exists())
         return Plan(one.index, step, choice.policy, choice.needs, episodes, seed, str(directory))
+
+    def question(self, viewed: ViewedTrace, episode: int, policy: str) -> Question:
+        """Return what to ask a policy about an episode. Raises InvalidOption, IndexError."""
+        one = viewed.episode(episode)
+        choice = self._choice(one, policy)
+        return Question(one.index, one.key, printable(choice.label), choice.policy, choice.needs)
+
+    def _choice(self, one: ViewedEpisode, policy: str) -> Choice:
+        if (choice := self._choices(one).get(policy)) is None:
+            raise InvalidOption(f"policy={policy!r}: not among those of this episode; name it with --policy")
+        return choice
 
     def _choices(self, one: ViewedEpisode) -> dict[str, Choice]:
         """Return the policies of an episode by name: those of the user, of its run, and the one that it names."""
@@ -183,13 +193,7 @@ def record(trace: Trace, recipe: Recipe, plan: Plan, on_progress: Callable[[int,
 
     Raises the errors of branch().
     """
-    for module in recipe.imports:
-        import_module(module)
-    making, policy = recipe.making, plan.policy
-    if plan.needs and not making.trust:
-        raise EnvironmentUnavailable(plan.needs)
-    if making.trust and isinstance(policy, str) and policy.startswith("run:"):
-        policy += "&trust" if "?" in policy else "?trust"
+    making, policy = recipe.making, trusted(plan.policy, plan.needs, recipe)
     start, notes = start_of(trace, plan.episode, recipe), []
     settings = {name: value for name, value in making._asdict().items() if name not in ("wrappers", "start")}
     settings |= {"episodes": plan.episodes, "seed": plan.seed, "command": "gym-trace view"}

@@ -130,7 +130,7 @@ def test_an_audit_sends_its_claims_and_has_a_directory_for_its_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     connection = SimpleNamespace(send=sent.append)
     _proved(connection, str(tmp_path), "audit", open_trace(cartpoles(tmp_path / "cart", 1)), Recipe(), "")
-    _, summary, is_good, marks, _, claims = sent[-1]
+    _, summary, is_good, marks, _, claims, _ = sent[-1]
     assert (summary, is_good, marks) == ("1 of 2 claims hold, 1 fails", False, [])
     assert claims == [("seeded", "yes", "4 of 4"), ("lanes", "no", "differs in lane 2")]
     assert Path(seen[0]).parent == tmp_path

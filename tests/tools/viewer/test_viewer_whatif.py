@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from starlette.testclient import TestClient
-from viewer_requests import FILES, POST, asked, cartpoles
+from viewer_requests import FILES, POST, arrays_of, asked, cartpoles
 
 from gym_trace import TraceRecordingWrapper, branch, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
 from gym_trace.tools.replay.making import Making
+from gym_trace.tools.viewer import opinions
 from gym_trace.tools.viewer.answers import Answers
+from gym_trace.tools.viewer.opinions import Question
 from gym_trace.tools.viewer.proofs import Proofs
 from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.server import Viewer, pages_of
@@ -32,12 +34,12 @@ def answers(tmp_path: Path) -> Iterator[Answers]:
     proofs.close()
 
 
-def ask(answers: Answers, **changes: Any) -> int:
-    """Ask for branches as the page does, wait for their end, and return the status of the answer."""
+def ask(answers: Answers, body: dict[str, Any] | None = None, **changes: Any) -> int:
+    """Ask for branches, or send a body, as the page does, wait for the end, and return the status of the answer."""
     viewer = Viewer(answers, pages_of(FILES))
     origin = f"http://127.0.0.1:{viewer.port}"
     headers = {**POST, "Authorization": f"Bearer {viewer.url.partition('token=')[2]}", "Origin": origin}
-    body = {
+    body = body or {
         "trace": 0,
         "episode": 1,
         "step": 4,
@@ -135,3 +137,33 @@ def test_a_recorded_state_is_used_at_once_or_else_steps_are_repeated(tmp_path: P
     assert ("its steps were repeated" in said) is not trust
     assert said.startswith("2 branches")
     assert [episode.prefix for episode in open_trace(tmp_path / "branches")] == [3, 3]
+
+
+def test_a_policy_is_asked_at_each_step_of_a_recorded_episode(answers: Answers) -> None:
+    (viewed,) = answers.traces
+    episode = viewed.trace[1]
+
+    def leaning(observation: Any) -> Any:
+        chance = np.float32(0.25 + 0.5 * (observation[2] > 0))
+        return int(observation[2] > 0), {"probabilities": np.array([1 - chance, chance]), "why": "it leans"}
+
+    question = Question(1, viewed.episode(1).key, "mine", leaning, "")
+    opinion = opinions.ask(viewed.trace, Recipe(), question, lambda done, of: None)
+    assert opinion.keys() == {"actions", "probabilities"}
+    leans = episode.observations[:-1, 2] > 0
+    assert opinion["actions"].tolist() == leans.tolist()
+    viewed.opinions[question.key] = {"mine": opinion}
+    columns = {one["name"]: one for one in asked(answers, "/api/episode?episode=1")["columns"]}
+    assert columns["actions of mine"]["values"] == {"start": 0, "count": 2, "names": None}
+    assert columns["probabilities of mine"]["stacked"] is True
+    chances = arrays_of(answers, "/api/plot?episode=1&column=probabilities%20of%20mine&from=2&to=5&items=1:2")["y"]
+    assert chances.tolist() == [[0.75 if one else 0.25 for one in leans[2:5]]]
+    assert "actions of mine" not in {one["name"] for one in asked(answers, "/api/episode?episode=0")["columns"]}
+
+
+def test_the_page_asks_a_policy_and_gets_its_actions_as_a_column(answers: Answers) -> None:
+    assert ask(answers, {"trace": 0, "episode": 0, "ask": "random", "trust": False}) == 200
+    assert asked(answers, "/api/proofs?trace=0")["ask"]["summary"] == "random actions: actions"
+    drawn = arrays_of(answers, "/api/plot?column=actions%20of%20random%20actions&episode=0")["y"]
+    assert drawn.shape == (1, len(answers.traces[0].trace[0]))
+    assert set(drawn.ravel().tolist()) == {0, 1}
