@@ -115,7 +115,7 @@ class ViewedEpisode:
         self.episode: Episode = trace[index]
         self._writer, self._row = trace.place_of(index)
         self._cache, self._curves = cache, curves
-        self._opinions = {label: arrays.copy() for label, arrays in (opinions or {}).get(self.key, {}).items()}
+        self._opinions = dict((opinions or {}).get(self.key, {}))
         self._columns: dict[str, ViewColumn] | None = None
 
     @property
@@ -513,8 +513,9 @@ class Difference(ViewedEpisode):
     """An episode minus another one: its numbers, at each position that both have."""
 
     def __init__(self, one: ViewedEpisode, other: ViewedEpisode):
-        super().__init__(one.trace, one.index, one._cache, one._curves)
         self._one, self._other = one, other
+        super().__init__(one.trace, one.index, one._cache, one._curves)
+        self._opinions = one._opinions
 
     @property
     def key(self) -> tuple[Any, ...]:
