@@ -251,6 +251,8 @@ def _recorder(
     try:
         first.replay.seen = layout_of(spaces.describe(env.observation_space), ("observations",))
         every, infos = about.recorder.get("states"), about.recorder.get("record_infos")
+        if start == STATES and every not in (None, 1):
+            warn(f"states={every}: steps between the recorded states follow one another, so that errors add up there")
         if every is not None and states_of(env) is None:
             warn(f"{type(env.unwrapped).__name__}: offers no states; recorded without them")
             every = None

@@ -164,6 +164,9 @@ def test_steps_from_recorded_states_do_not_add_up_errors(tmp_path: Path, monkeyp
     assert replayed.rewards[-1] - old.rewards[-1] == pytest.approx(0.03)
     assert np.abs(old.rewards - new.rewards) == pytest.approx(np.full(30, 0.001))
     assert new.states["environment"].tolist() == old.states["environment"].tolist()
+    sparse = recorded(Windy(limit=99), tmp_path / "sparse", steps=30, states=10)
+    with pytest.warns(UserWarning, match="states=10: steps between the recorded states follow one another"):
+        remake(sparse, tmp_path / "between", start="states", **making)
 
 
 @pytest.mark.parametrize(("chosen", "seeded"), [(None, True), ([2], True), ([1, 3], True), ([3], False)])
@@ -257,6 +260,8 @@ def test_running_episodes_are_skipped(tmp_path: Path) -> None:
         recorder.step(0)
     report = remake(tmp_path / "trace", tmp_path / "new", make_env=Cart)
     assert (len(report.episodes), report.running) == (1, 1)
+    with pytest.raises(InvalidOption, match="the selected episodes are still running, wait for their end"):
+        remake(tmp_path / "trace", tmp_path / "none", make_env=Cart, episodes=[1])
     recorder.close()
 
 

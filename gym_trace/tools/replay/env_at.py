@@ -126,10 +126,10 @@ def _in_state(replay: LaneReplay, position: int, index: int, step: int) -> gymna
         raise EnvironmentUnavailable(f"episode {index}: {error}") from error
     if verdict.verdict == DIFFERS:
         env.close()
-        after = f"after the recorded state before step {begin}" if verdict.from_states else "without a state before it"
-        raise ReplayDiverged(
-            f"episode {index}: {problem_of(verdict)}, {after}; steps with a state of their own are exact"
-        )
+        after, exact = "without a state before it", "steps with a state of their own are exact"
+        if verdict.from_states:
+            after, exact = f"after the recorded state before step {begin}", f"{exact}, such as step {begin}"
+        raise ReplayDiverged(f"episode {index}: {problem_of(verdict)}, {after}; {exact}")
     return _with_verdict(env, replace(verdict, index=index), begin)
 
 

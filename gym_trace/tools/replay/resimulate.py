@@ -343,7 +343,7 @@ class LaneReplay:
                     verdict = replace(verdict, from_states=len(in_states.states))
                 except EnvironmentUnavailable as error:
                     if self._start == STATES:
-                        raise
+                        raise EnvironmentUnavailable(f"episode {episode.index}: {error}") from error
                     verdict = replace(verdict, reason=f"{verdict.reason}; " * bool(verdict.reason) + str(error))
             on_verdict(verdict)
             if in_states is not None:

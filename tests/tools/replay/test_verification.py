@@ -20,9 +20,9 @@ from scripted_env import CountingEnv, Result, ToyEnv
 from shell import ok, run
 from vector_wrapper import TraceRecordingVectorWrapper
 
-from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace import TraceRecordingWrapper, audit, open_trace, record_episodes, verify_trace
 from gym_trace.envs.clipping import clipping
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.tools.replay import resimulate
 from gym_trace.tools.replay.compare import Difference
 from gym_trace.tools.replay.resimulate import Verdict
@@ -286,6 +286,22 @@ def test_a_copy_without_the_episodes_that_a_start_depends_on_says_so(tmp_path: P
     assert found == [lost, lost, ("identical", ""), lost]  # the third one has the first start of the pool
     ok("edit", "filter", tmp_path / "a", "--episodes", "0,1,2", "-o", tmp_path / "c")
     assert verdicts(tmp_path / "c", make_env=Pool4) == ["identical"] * 3
+
+
+def test_a_writer_that_has_lost_all_its_episodes_is_an_error(tmp_path: Path) -> None:
+    record(CountingEnv(length=9), tmp_path, 1)
+    (batch,) = tmp_path.glob("*.gtb")
+    os.truncate(batch, batch.stat().st_size // 6)
+    with pytest.raises(CorruptTrace):
+        verify_trace(tmp_path, make_env=CountingEnv)
+    assert not list(verify_trace(tmp_path, make_env=CountingEnv, on_damage="skip"))
+    with pytest.raises(CorruptTrace):
+        audit(tmp_path, make_env=CountingEnv)
+    with TraceRecordingWrapper(CountingEnv(length=9), tmp_path, on_exist="append") as env:
+        record_episodes(env, episodes=2, seed=0)
+    with pytest.raises(CorruptTrace):
+        verify_trace(tmp_path, make_env=CountingEnv)
+    assert verdicts(tmp_path, episodes=[0], make_env=partial(CountingEnv, length=9)) == ["identical"]
 
 
 def test_an_environment_that_raises_differs(tmp_path: Path) -> None:
