@@ -152,6 +152,18 @@ export interface Runs {
   window: number;
 }
 
+/** How often pairs of numbers occur: edges of the bins, and counts by bins of y and of x. */
+export interface Heat {
+  x: number[];
+  y: number[];
+  counts: number[][];
+  steps: number; // that are counted, one of `every`
+  missing: number;
+  every: number;
+  episodes: number; // that were read, of `of`
+  of: number;
+}
+
 export type Axis = "steps" | "episodes" | "time" | "version";
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
@@ -307,6 +319,10 @@ export class Api {
 
   runs(x: Axis, signal?: AbortSignal): Promise<Runs> {
     return this.json(`/api/runs?${query({ x })}`, signal);
+  }
+
+  heat(trace: number, [x, y]: [string, string], list: { where: string; search: string }, signal?: AbortSignal): Promise<Heat> {
+    return this.json(`/api/heat?${query({ trace, x, y, where: list.where, search: list.search })}`, signal);
   }
 
   episode({ trace, episode }: EpisodeId): Promise<EpisodeFacts> {

@@ -150,7 +150,7 @@ export class EpisodeList {
       const on = by === name;
       const sort = on ? (descending ? "descending" : "ascending") : "none";
       const next = on ? (descending ? "" : `-${name}`) : name;
-      return h("div", { class: `cell ${kind} of-${name}`, role: "columnheader", "aria-sort": sort }, [
+      return h("div", { class: `cell ${kind} ${classOf(name)}`, role: "columnheader", "aria-sort": sort }, [
         UNSORTED.has(name) ? h("b", {}, [title]) : h("button", { type: "button", title: `Sort by ${title}` }, [title, on && icon(descending ? "down" : "up")], { click: () => this.sorted(next) }),
       ]);
     }));
@@ -201,7 +201,7 @@ export class EpisodeList {
     const attributes = { class: row === this.active ? "row active" : "row", role: "row", id: `row-${row}`, "aria-rowindex": row + 2, "aria-selected": String(row === this.active) };
     if (!this.loaded(row)) return h("div", { ...attributes, class: "row waiting" }, [h("div", { class: "cell" }, ["…"])]);
     if (picked?.trace === this.trace && picked.episode === this.value("episode", row)) attributes.class += " picked";
-    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} of-${name}`, role: "gridcell" }, [name === "episode" && this.picker(row), this.bar(name, row), cell(name, this.value(name, row)), name === "outcome" && this.damage(row)])), { click: open });
+    return h("div", attributes, this.columns.map(({ name, kind }) => h("div", { class: `cell ${kind} ${classOf(name)}`, role: "gridcell" }, [name === "episode" && this.picker(row), this.bar(name, row), cell(name, this.value(name, row)), name === "outcome" && this.damage(row)])), { click: open });
   }
 
   private picker(row: number): Node | null {
@@ -278,6 +278,9 @@ export class EpisodeList {
     event.stopPropagation();
   }
 }
+
+/** The class of a column; names of agents can be any text. */
+const classOf = (name: string): string => (/^\w+$/.test(name) ? `of-${name}` : "of-other");
 
 function cell(name: string, value: number | string | null): Node | string {
   if (value === null || value === "") return name === "flag" ? "" : "–";

@@ -5,6 +5,7 @@ import { brushed, chosenName, readable, withName, withRange } from "./conditions
 import { fill, h, icon, set } from "./dom.ts";
 import { EpisodeList, outcomeKind } from "./episode_list.ts";
 import { Gallery } from "./gallery.ts";
+import { HeatMap } from "./heat.ts";
 import { Histogram, NamedBars } from "./histogram.ts";
 import { LearningCurve, type CurveLine } from "./learning.ts";
 import { COLOURS } from "./plots.ts";
@@ -43,6 +44,7 @@ export class Overview implements View {
   private readonly flags = new NamedBars("flag", (name) => this.choose("flag", name));
   private readonly filter = h("div", { class: "filter-lines" });
   private readonly proofs: Proofs | null;
+  private readonly heat: HeatMap | null;
   private readonly latest = new Latest();
   private all: Histograms | null = null;
   private readonly typed = debounced(250, () => this.page.go({ where: this.where.value.trim(), search: this.search.value.trim() }, true));
@@ -65,6 +67,7 @@ export class Overview implements View {
     }
     const saved = page.api.source.saved;
     this.proofs = page.api.source.readOnly ? null : new Proofs(page, trace);
+    this.heat = this.proofs && new HeatMap(page.api, trace, (condition) => this.proofs!.find(condition), (error) => page.fail(error));
     this.element.append(
       this.head, this.notes, ...(this.proofs ? [this.proofs.element] : []),
       h("div", { class: "query" }, [
@@ -76,6 +79,7 @@ export class Overview implements View {
       this.problem,
       this.curve.element,
       h("div", { class: "histograms" }, [this.returns.element, this.lengths.element, this.outcomes.element, this.flags.element]),
+      ...(this.heat ? [this.heat.element] : []),
       this.list.element,
       this.gallery.element,
       this.filter,
@@ -119,6 +123,7 @@ export class Overview implements View {
   close(): void {
     this.gallery.close();
     this.proofs?.close();
+    this.heat?.close();
     this.latest.cancel();
     this.typed.cancel();
     this.again.cancel();
@@ -126,6 +131,7 @@ export class Overview implements View {
 
   redraw(): void {
     this.curve.redraw();
+    this.heat?.redraw();
   }
 
   private open(episode: number): void {
@@ -170,6 +176,7 @@ export class Overview implements View {
       const rows = await this.list.show({ where, search, sort }, signal);
       if (signal.aborted) return;
       this.gallery.show(grown);
+      this.heat?.show(where, search, this.list.activeEpisode);
       const matched = search && this.page.api.source.saved ? this.list.length : rows.matched;
       this.problem.hidden = true;
       set(this.where, { "aria-invalid": null, "aria-describedby": null });

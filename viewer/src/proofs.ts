@@ -53,6 +53,12 @@ export class Proofs {
     this.closed = true;
   }
 
+  /** Find the steps where a condition holds. */
+  find(condition: string): void {
+    this.field.value = condition;
+    void this.start("steps", condition);
+  }
+
   private async start(tool: string, where = "", trust = false): Promise<void> {
     try {
       this.asked = tool;

@@ -110,12 +110,12 @@ class Answers:
         return sum(trace.version for trace in self.traces)
 
     def look_closely(self, on_progress: Progress | None = None) -> None:
-        """Add figures of the agent to the lists, and mark damaged episodes; this may take seconds.
+        """Add figures and returns of agents to the lists, and mark damaged episodes; this may take seconds.
 
         A TraceError of on_progress ends it.
         """
         local = [trace for trace in self.traces if not storage_of(trace.trace).ahead]
-        for look in (ViewedTrace.read_figures, ViewedTrace.look_for_damage):
+        for look in (ViewedTrace.read_figures, ViewedTrace.read_agents, ViewedTrace.look_for_damage):
             for trace in local:
                 with contextlib.suppress(TraceError, OSError):  # opening an episode reports it again
                     look(trace, on_progress)

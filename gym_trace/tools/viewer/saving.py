@@ -139,6 +139,7 @@ def _add_traces(answers: Answers, saved: list[list[int]] | None, body: _Body) ->
     for trace, episodes in zip(answers.traces, saved or ()):
         trace.list_only(episodes)
         trace.read_figures()
+        trace.read_agents()
     body.add("/api/traces", as_json([trace.facts() for trace in answers.traces]).body)
     for trace in answers.traces:
         body.add(f"/api/episodes?trace={trace.number}", trace.episodes("", "", "", 0, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import shlex
 from collections import Counter, OrderedDict
@@ -20,6 +21,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
+from gym_trace.playback.agent_returns import agent_returns
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_columns import values_of_steps
@@ -41,6 +43,7 @@ _SELECTIONS = 8  # number of cached selections
 _MOST_NOTES = 20  # on damage
 _MOST_CHARACTERS = 2000  # limit of a fact
 _MOST_CHECKED = 4 << 30  # bytes; damage is not searched for in larger traces
+_MOST_AGENTS, _READ_AT_ONCE = 8, 1000  # agents with a column of the list, and episodes that are read for them
 _MOST_WORDS = 256  # distinct values of a text column in an answer
 _MOST_PAIRS, _MOST_READ = 1_000_000, 20_000_000  # steps of a heat map that are counted, and that are read
 _NO_SEED, _LARGEST = -1, np.iinfo(np.int64).max - 1
@@ -84,6 +87,7 @@ class ViewedTrace:
         self._known_flags: tuple[Trace, int, Array] | None = None
         self._known_history: History | None = None
         self._known_figures: Figures | None = None
+        self._known_agents: tuple[Trace, dict[str, Array]] | None = None  # returns by name
         self._damages: list[Damage] = []
         self._damaged: dict[str, dict[int, list[str]]] = {}  # by writer and id of the episode
         self.proofs: dict[str, Proof] = {}
@@ -115,6 +119,7 @@ class ViewedTrace:
             self._cache.drop_gone()
         if self._known_figures is not None:
             self.read_figures()
+            self.read_agents()
         return True
 
     def _files(self) -> tuple[tuple[str, int], ...]:
@@ -147,6 +152,23 @@ class ViewedTrace:
                     if known.columns and trace is self.trace:
                         self._changed()
             return known
+
+    def read_agents(self, on_progress: Progress | None = None) -> None:
+        """Read the returns of the agents, which are then columns of the list. While it is recorded, nothing is read."""
+        trace, found = self.trace, dict[str, Array]()
+        if self.is_live or not any(reader.about_or_empty.agents for reader in trace.readers):
+            return
+        for start in range(0, len(trace), _READ_AT_ONCE):
+            if on_progress is not None:
+                on_progress(start, len(trace))
+            part = trace[start : start + _READ_AT_ONCE]
+            names, values = agent_returns(part.content, part.scan)
+            for name, returns in zip(names, values.T):
+                if isinstance(name, str) and (name in found or len(found) < _MOST_AGENTS):
+                    found.setdefault(name, np.full(len(trace), np.nan))[start : start + len(part)] = returns
+        with self._lock:
+            self._known_agents = trace, found
+            self._changed()
 
     @property
     def _figures(self) -> Mapping[str, Array]:
@@ -349,6 +371,11 @@ class ViewedTrace:
         if (trace.episodes["seed"] != _NO_SEED).any():
             listed.append(("seed", "number", "seed"))
             numbers["seed"] = np.where(table["seed"] < 0, np.nan, table["seed"].astype(np.float64))
+        known = self._known_agents
+        for agent, returns in known[1].items() if known is not None and known[0] is trace else ():
+            name = f"return[{json.dumps(agent)}]"  # as in --sort
+            listed.append((name, "number", f"return of {printable(agent)}"))
+            numbers[name] = returns[rows]
         for name, figures in self._figures.items():
             if len(figures) == len(trace) and name in (VERSION, VALUE_ERROR):
                 listed.append((name, "number", name))

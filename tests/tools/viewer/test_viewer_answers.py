@@ -652,6 +652,16 @@ def test_an_invalid_request_is_refused(cartpole: Path, url: str, status: int) ->
     assert refused.value.error
 
 
+def test_returns_of_agents_are_columns_that_sort() -> None:
+    answers = viewed(Path(__file__).parents[3] / "sample_traces" / "format-1.1" / "agents")
+    answers.look_closely()
+    head, arrays = asked(answers, "/api/episodes?sort=-return[%22bob%22]")
+    titles = {column["name"]: column["title"] for column in head["columns"]}
+    assert titles['return["bob"]'] == "return of bob"
+    returns = arrays['return["bob"]']
+    assert returns[~np.isnan(returns)].tolist() == [7.0, 5.5, 3.5]
+
+
 def test_steps_after_the_end_are_an_empty_list(cartpole: Path) -> None:
     assert asked(viewed(cartpole), "/api/steps?episode=0&from=5000&count=5") == {"steps": []}
 
