@@ -306,24 +306,6 @@ def test_the_curve_of_value_errors_leads_to_a_wrong_value(driver, tmp_path):
         assert page.messages() == []
 
 
-def test_a_rectangle_over_two_columns_finds_the_steps_in_it(page):
-    page.go("#trace=0")
-    page.until("document.querySelectorAll('.space .row').length === 4")
-    page.run("document.querySelector('.heat summary').click()")
-    page.until("document.querySelector('.heat .note').textContent === '215 steps'")
-    page.run(
-        "const chart = document.querySelector('.heat .chart'), b = chart.getBoundingClientRect();"
-        "chart.setPointerCapture = () => {};"
-        "const at = (kind, x, y) =>"
-        " chart.dispatchEvent(new PointerEvent(kind, {clientX: x, clientY: y, pointerId: 1}));"
-        "at('pointerdown', b.left + 1, b.top + 1); at('pointerup', b.right - 1, b.bottom - 1)"
-    )
-    page.until("/^215 steps in 4 episodes where /.test(document.querySelector('.proofs output').textContent)")
-    condition = page.run("return document.querySelector('.steps-where').value")
-    assert "observation.place[0]" in condition
-    assert "observation.place[1]" in condition
-
-
 def test_several_traces_open_on_their_comparison(page):
     page.go()
     rows = page.until(RUNS)
@@ -459,6 +441,24 @@ def test_findings_are_ticks_that_a_key_walks_through(page):
     page.until("location.hash.includes('episode=2') && document.querySelector('.scrubber').value === '3'")
     page.run("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'M', shiftKey: true, bubbles: true}))")
     page.until("location.hash.includes('episode=1') && document.querySelector('.scrubber').value === '59'")
+
+
+def test_a_rectangle_over_two_columns_finds_the_steps_in_it(page):
+    page.go("#trace=0")
+    page.until("document.querySelectorAll('.space .row').length === 4")
+    page.run("document.querySelector('.heat summary').click()")
+    page.until("document.querySelector('.heat .note').textContent === '215 steps'")
+    page.run(
+        "const chart = document.querySelector('.heat .chart'), b = chart.getBoundingClientRect();"
+        "chart.setPointerCapture = () => {};"
+        "const at = (kind, x, y) =>"
+        " chart.dispatchEvent(new PointerEvent(kind, {clientX: x, clientY: y, pointerId: 1}));"
+        "at('pointerdown', b.left + 1, b.top + 1); at('pointerup', b.right - 1, b.bottom - 1)"
+    )
+    page.until("/^215 steps in 4 episodes where /.test(document.querySelector('.proofs output').textContent)")
+    condition = page.run("return document.querySelector('.steps-where').value")
+    assert "observation.place[0]" in condition
+    assert "observation.place[1]" in condition
 
 
 SWEEP = """
