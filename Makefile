@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
+PAGE := tests/tools/viewer/test_page_browser.py
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-device bench-training clean
+.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-device bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -14,8 +15,12 @@ demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo_callback.py $(DEMO)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 4 --dist worksteal -q
+	$(BIN)/python -m pytest -n 4 --dist worksteal -q --ignore $(PAGE)
 	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
+
+# The page of the viewer in Chromium: a minute of processor time.
+test-page: $(VENV)/.dev
+	$(BIN)/python -m pytest -q $(PAGE)
 
 # For the loop of edit and test: half a minute on two quiet cores.
 quick: $(VENV)/.dev
@@ -32,7 +37,7 @@ test-long: $(VENV)/.dev
 	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 4 --dist worksteal -q
 	date -u '+%F %R UTC' > $(VENV)/.test-long
 
-check: lint test
+check: lint test test-page
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -50,11 +50,6 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalProcesses.__init__, "__defaults__", ("forkserver", *others))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests with a browser first: idle workers take tests from the ends of lists, so one worker runs these."""
-    items.sort(key=lambda item: item.path.name != "test_page_browser.py")
-
-
 def pytest_collection_finish() -> None:
     """Exempt the imported modules from garbage collection: they stay until the end."""
     gc.freeze()

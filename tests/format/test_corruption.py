@@ -28,7 +28,7 @@ from gym_trace import check_trace, open_trace
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
 
-STRIDE = 1 if LONG else 131  # coprime to the alignment of 8
+STRIDE = 1 if LONG else 257  # coprime to the alignment of 8
 
 
 @pytest.fixture(params=["sealed", "open"])

@@ -23,7 +23,7 @@ def test_there_are_at_least_forty_forgeries() -> None:
     assert len(FORGERIES) >= 40
 
 
-@pytest.mark.parametrize(("number", "name"), sampled(enumerate(FORGERIES), 3))
+@pytest.mark.parametrize(("number", "name"), sampled(enumerate(FORGERIES), 4))
 def test_a_forged_trace_does_not_harm_its_reader(number: int, name: str, tmp_path: Path) -> None:
     """Read with the whole library, and with all commands or, in short runs, with some of them in turn."""
     lines = hostile_run.COMMAND_LINES

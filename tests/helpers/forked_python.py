@@ -20,13 +20,22 @@ import socket
 import subprocess
 import sys
 import termios
+import threading
 import warnings
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 HELPERS = str(Path(__file__).parent)
-_SERVER = "import forked_python; code = forked_python.serve(); del forked_python; exec(code)"
+_SERVER = """
+import forked_python
+code = forked_python.serve()
+del forked_python
+try:
+    exec(code)
+finally:
+    __import__("sys").modules["forked_python"].end()
+"""
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -210,3 +219,25 @@ def _born(words: list[str], cwd: str, environ: dict[str, str], session: bool) ->
     sys.path[0] = os.path.dirname(words[0])
     sys.modules["__main__"].__file__ = words[0]
     return compile(Path(words[0]).read_bytes(), words[0], "exec")
+
+
+def end() -> None:
+    """End this process as Python does, except that modules are not cleared: that takes 80 ms.
+
+    Returns if an exception other than SystemExit is raised: Python prints it.
+    """
+    raised = sys.exc_info()[1]
+    if not isinstance(raised, (SystemExit, type(None))):
+        return
+    status = raised.code if raised else 0
+    if not isinstance(status, (int, type(None))):
+        print(status, file=sys.stderr)
+        status = 1
+    raised = None
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()  # warns of files that are still open
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit((status or 0) & 255)

@@ -66,7 +66,7 @@ PLAN = [
 ]
 if hasattr(vector, "AutoresetMode"):
     PLAN += [(f"lanes-{mode}", way) for mode in crash_victims.MODES for way in LANES]
-SOME = {"compiled": PLAN if LONG else [*PLAN[::11], ("noise", "full-disk")], "pure": PLAN if LONG else PLAN[1::19]}
+SOME = {"compiled": PLAN if LONG else [*PLAN[::13], ("noise", "full-disk")], "pure": PLAN if LONG else PLAN[1::23]}
 
 
 @pytest.fixture(scope="module", params=["compiled", "pure"])

@@ -54,7 +54,7 @@ def git(*words: str) -> str:
     return subprocess.run(["git", *words], check=True, capture_output=True, text=True, env=os.environ | who).stdout
 
 
-@pytest.mark.parametrize("more", [[], ["-j", 2]])
+@pytest.mark.parametrize("more", [[], ["-j", 1]])
 def test_a_trace_says_what_made_it_and_nothing_else(
     here: Path, more: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

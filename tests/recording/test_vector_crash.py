@@ -322,7 +322,7 @@ def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
         if not interrupts.line:
             break
         lines.add(interrupts.line)
-        number += 1 if LONG else 211
+        number += 1 if LONG else 311
     assert len(lines) > 3
     assert not LONG or {line.split(",")[0] for line in lines} >= {
         "step",

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import vector
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numbered_lanes import (
     ARRAYS,
@@ -72,6 +72,7 @@ def sliced(trace: Any, keeps_episode: Any, keeps_step: Any) -> list[dict[str, An
     return parts
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.sampled_from(MODES),
     st.sampled_from(["box", "frames", "text"]),

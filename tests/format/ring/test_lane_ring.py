@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from forked_python import HELPERS
 from gymnasium import spaces, vector
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from long_tests import LONG
 from numbered_lanes import COUNT, DISABLED, MODES, NEXT_STEP, SAME_STEP, SPACES, NumberedLaneEnv, modes, parts_of
@@ -166,6 +166,7 @@ def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[
     return parts_in(directory)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.sampled_from(MODES),
     st.sampled_from(["box", "mixed", "scalar", "hollow", "frames"]),

@@ -80,7 +80,7 @@ def test_a_run_with_killed_workers_and_driver_has_each_episode_once(
     driver.wait()
     if pushed:
         ok("push", "--resume")
-    done = collect(shared_store.make, None, url, episodes=EPISODES, workers=2, resume=True, flush_seconds=0.02)
+    done = collect(shared_store.make, None, url, episodes=EPISODES, workers=1, resume=True, flush_seconds=0.02)
     assert (done.stopped, done.episodes) == ("done", EPISODES)
     assert 0 < done.new_episodes < EPISODES
     assert whole_episodes(url, 1) == calm
@@ -166,7 +166,7 @@ def test_unsupported_options_of_runs_to_urls_raise(url: str, given: dict[str, An
 
 
 def test_the_record_command_records_to_a_url_with_workers(url: str, calm: Any) -> None:
-    words = ("record", "CartPole-v1", "-o", url, "--import", "shared_store", "--seed", 1, "-j", 2)
+    words = ("record", "CartPole-v1", "-o", url, "--import", "shared_store", "--seed", 1, "-j", 1)
     ok(*words, "--episodes", EPISODES // 2)
     refused = run(*words, "--episodes", EPISODES)
     assert refused.exit_code == 1

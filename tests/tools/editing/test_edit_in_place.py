@@ -27,7 +27,7 @@ from gym_trace.storage.exchange import exchange
 from gym_trace.tools.editing.in_place import replaced
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs renameat2")
-MOMENTS, WRITERS = 100 if LONG else 20, 3
+MOMENTS, WRITERS = 100 if LONG else 12, 3
 
 
 def make_trace(directory: Path) -> None:

@@ -35,7 +35,7 @@ def parity_offset(data: bytes) -> int:
 def test_every_byte_is_put_back(tmp_path: Path) -> None:
     batch = record(tmp_path, parity=True)
     size = batch.stat().st_size
-    for at in range(0, size, 1 if LONG else 41):
+    for at in range(0, size, 1 if LONG else 97):
         data = damage(batch, at)
         report = heal_trace(tmp_path)
         assert batch.read_bytes() == data, at
