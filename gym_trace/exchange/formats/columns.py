@@ -21,18 +21,18 @@ class Column(NamedTuple):
     """A column of a format.
 
     name: its path in the format. form: RowType of its rows; None: text.
-    rows: returns the rows of a window, one per step.
-    has_reset: True if it begins with a row for the reset; `rows` of an opening window returns it, too.
+    rows: returns the rows of a Window, or of StepRuns, one per step.
+    has_reset: True if it begins with a row for the reset, which `rows` of an opening Window returns, too.
     """
 
     name: tuple[str, ...]
     form: RowType | None
-    rows: Callable[[Window], Any]
+    rows: Callable[[Any], Any]
     has_reset: bool = False
 
-    def begin(self, window: Window) -> int:
-        """Return where the rows of a window begin in those of its episode."""
-        return window.start + (self.has_reset and not window.opens)
+    def offset(self, block: Any) -> int:
+        """Return the number of rows that the column has before those of a block more than it has steps."""
+        return int(self.has_reset and not block.opens)
 
 
 def observation_column(name: tuple[str, ...], form: RowType | None, path: Path) -> Column:
@@ -42,7 +42,7 @@ def observation_column(name: tuple[str, ...], form: RowType | None, path: Path) 
 
 def value_column(name: tuple[str, ...], form: RowType | None, path: Path) -> Column:
     """Return the column of a leaf with one row per step, such as actions or rewards."""
-    return Column(name, form, lambda window: window.columns[path] if window.steps else ())
+    return Column(name, form, lambda block: block.columns.get(path, ()))
 
 
 def end_flags(*names: str) -> list[Column]:

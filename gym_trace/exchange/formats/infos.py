@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
+from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack, unpack
 from gym_trace.data.trees import joined
 from gym_trace.data.values import ABSENT, Array, objects, placeholder
@@ -23,6 +24,7 @@ from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.format import wire
 from gym_trace.playback.row_types import RowType
+from gym_trace.playback.step_runs import StepRuns
 
 ANNOTATIONS = "annotations"  # the key of infos that holds annotations, in formats without annotations
 _MOST_COLUMNS, _DEEPEST = 500, 8
@@ -45,10 +47,10 @@ class InfoColumn(NamedTuple):
         form = None if self.dtype is None else RowType(self.dtype, self.shape)
         return Column(("infos", *self.path), form, self._with_reset if has_reset else self._rows, has_reset)
 
-    def _rows(self, window: Window) -> Any:
+    def _rows(self, block: Window | StepRuns) -> Any:
         if self.path[0] == ANNOTATIONS:
-            return window.columns.get(self.path, np.empty((0, *self.shape), self.dtype))
-        return self._array([_at(info, self.path) for info in window.columns.get(("infos",), ())])
+            return block.columns.get(self.path, np.empty((0, *self.shape), self.dtype))
+        return self._array([_at(info, self.path) for info in block.columns.get(("infos",), ())])
 
     def _with_reset(self, window: Window) -> Any:
         rows = self._rows(window)
@@ -197,26 +199,25 @@ def _name(path: Iterable[Any]) -> str:
 # -- packed -----------------------------------------------------------------------------------------------------------
 
 
-def packed(window: Window, columns: InfoColumns) -> Iterator[tuple[int, bytes]]:
-    """Pack the infos of the steps of a window, and the annotations without a column.
+def packed(columns: Mapping[Path, Array], start: int, steps: int, infos: InfoColumns) -> Iterator[tuple[int, bytes]]:
+    """Pack the infos of consecutive steps, and the annotations without a column.
 
-    Yield (index of the first step in the episode, data for PackedInfos), several for large infos.
+    columns: of all infos and annotations. start: index of the first step in the episode. Yield (index of the first
+    step, data for PackedInfos), several for large infos.
     """
-    infos = window.columns.get(("infos",))
-    loose = {
-        name: list(rows) for name in columns.unlike if (rows := window.columns.get((ANNOTATIONS, name))) is not None
-    }
-    runs = [range(window.steps)]
+    all_infos = columns.get(("infos",))
+    loose = {name: list(rows) for name in infos.unlike if (rows := columns.get((ANNOTATIONS, name))) is not None}
+    runs = [range(steps)]
     while runs:
         run = runs.pop()
         part = slice(run.start, run.stop)
-        part_infos = None if infos is None else list(infos[part])
+        part_infos = None if all_infos is None else list(all_infos[part])
         data = pack([len(run), part_infos, {name: rows[part] for name, rows in loose.items()}])
         if len(data) > _MOST_BYTES // 8 and len(run) > 1:
             half = len(run) // 2
             runs += [run[half:], run[:half]]
         elif run:
-            yield window.start + run.start, zstandard.ZstdCompressor(level=3).compress(data)
+            yield start + run.start, zstandard.ZstdCompressor(level=3).compress(data)
 
 
 class PackedInfos:

@@ -154,8 +154,9 @@ class ExportSource:
 
     def identities(self, indices: Array) -> list[str]:
         """Return identity() of the episodes at these indices, faster. Raises CorruptTrace."""
-        if self.branch_prefix[indices].any():
-            episodes = (self.trace[index][int(self.branch_prefix[index]) :] for index in indices.tolist())
+        if (self.episodes["steps"][indices] != self.trace.content["steps"][indices]).any():
+            cuts = self.finals, self._keeps_branch_prefix
+            episodes = (exported_episode(self.trace, self.trace[index], *cuts) for index in indices.tolist())
             return [self.identity(episode) for episode in episodes]
         return identity.identities(self.trace, indices, self.is_part)
 

@@ -32,8 +32,9 @@ from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, imported, new_schema
 from gym_trace.exchange.formats.infos import ANNOTATIONS, InfoColumns, PackedInfos, info_columns, infos_of, packed
 from gym_trace.exchange.formats.rows import RowQueue, lengths_between, named, steps_of
-from gym_trace.exchange.formats.source import ExportSource, flags
+from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.scan import LEFT_OUT
+from gym_trace.playback.step_runs import StepRuns
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,20 @@ def _columns(source: ExportSource) -> list[Column]:
     if rewards.shape:
         raise InvalidOption("rewards: several numbers per step, and D4RL stores one; export to minari")
     return [
-        Column(("observations",), forms[0], lambda window: window.columns["observations",][:-1]),
-        Column(("next_observations",), forms[0], lambda window: window.columns["observations",][1:]),
+        Column(("observations",), forms[0], lambda runs: runs.columns["observations",][runs.rows_after - 1]),
+        Column(("next_observations",), forms[0], lambda runs: runs.columns["observations",][runs.rows_after]),
         value_column(("actions",), forms[1], ("actions",)),
         value_column(("rewards",), rewards, ("rewards",)),
-        Column(("terminals",), FLAG, lambda window: flags(window)[0]),
-        Column(("timeouts",), FLAG, lambda window: np.greater(*reversed(flags(window)))),  # not if terminated
+        Column(("terminals",), FLAG, lambda runs: _ends(runs, runs.terminated)),
+        Column(("timeouts",), FLAG, lambda runs: _ends(runs, ~runs.terminated)),
     ]
+
+
+def _ends(runs: StepRuns, chosen: Array) -> Array:
+    """Return (steps,) bool: True for the last steps of episodes whose last runs are chosen."""
+    is_end = np.zeros(runs.size, np.bool_)
+    is_end[runs.step_offsets[1:][runs.closes & chosen & (runs.lengths > 0)] - 1] = True
+    return is_end
 
 
 def _ends_with_both_flags(source: ExportSource) -> int:
@@ -109,15 +117,17 @@ def _write(source: ExportSource, columns: list[Column], infos: InfoColumns, targ
         identities = Arrays(f"{ours}/episodes", None)
         identity_texts = identities.new(file.id, int((source.episodes["steps"] > 0).sum()))
         packed_infos = BlobArray(file, f"{ours}/infos") if infos.need_packing else None
-        row = episode = 0  # where the episode begins, and its number in the file
-        for window in source.windows():
-            if window.steps:
-                datasets.write(window, row)
-                if packed_infos is not None:
-                    packed_infos.add(data for _, data in packed(window, infos))
-                if window.closes:
-                    identities.write(identity_texts, episode, [source.identity(window.episode)])
-                    row, episode = row + len(window.episode), episode + 1
+        row = episode = 0
+        for runs in source.runs():
+            ended = runs.episode[runs.closes]
+            if len(ended := ended[source.episodes["steps"][ended] > 0]):
+                identities.write(identity_texts, episode, source.identities(ended))
+            if runs.size:
+                datasets.write(runs, row)
+            if packed_infos is not None:
+                packed_infos.add(data for _, data in packed(runs.columns, row, runs.size, infos))
+            row, episode = row + runs.size, episode + len(ended)
+            source.advance(runs.size)
             check()
         if packed_infos is not None:
             packed_infos.write()

@@ -20,6 +20,7 @@ from gym_trace.data.values import Array
 from gym_trace.exchange.formats.columns import Column
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
+from gym_trace.playback.step_runs import StepRuns
 from gym_trace.storage.interrupts import held_back
 
 TEXT = h5py.string_dtype()
@@ -147,10 +148,10 @@ class Datasets:
             arrays.new(group, steps + column.has_reset) for column, arrays in zip(self._columns, self._arrays)
         ]
 
-    def write(self, window: Window, begin: int = 0) -> None:
-        """Write the rows of a window. begin: row of the first step of its episode."""
+    def write(self, block: Window | StepRuns, begin: int) -> None:
+        """Write the rows of a block. begin: index of its first step in the group."""
         for column, arrays, dataset in zip(self._columns, self._arrays, self._datasets):
-            arrays.write(dataset, begin + column.begin(window), column.rows(window))
+            arrays.write(dataset, begin + column.offset(block), column.rows(block))
 
 
 class BlobArray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path as FilePath
 from typing import Any
@@ -29,7 +29,8 @@ from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode
 from gym_trace.exchange.formats.infos import PackedInfos, packed
 from gym_trace.exchange.formats.minari.plan import FILE, MinariPlan, are_options
-from gym_trace.exchange.formats.minari.reading import InfoRows, KnownSpaces, Name, episode_of, spaces_of
+from gym_trace.exchange.formats.minari.reading import InfoRows, KnownSpaces, episode_of, spaces_in
+from gym_trace.exchange.formats.minari.spaces import Name
 from gym_trace.exchange.formats.parquet.tables import (
     batches,
     dtype_of,
@@ -90,12 +91,12 @@ class ArrowEpisodes:
         """Add steps of the current episode; write it after the last of them."""
         if not window.steps:
             return
-        for column, data in zip(self._plan.columns, self._rows):
-            rows, begin = column.rows(window), column.begin(window)
-            data[begin : begin + len(rows)] = rows
+        for column, array in zip(self._plan.columns, self._rows):
+            rows, begin = column.rows(window), window.start + column.offset(window)
+            array[begin : begin + len(rows)] = rows
         if self._packed:
-            for first, packed_infos in packed(window, self._plan.infos):
-                self._packed[first] = packed_infos
+            for first, data in packed(window.columns, window.start, window.steps, self._plan.infos):
+                self._packed[first] = data
         if window.closes:
             self._write()
 
@@ -154,13 +155,13 @@ class ArrowReader:
     """Reads the directories. known: its spaces. has_jpeg: images are JPEG."""
 
     def __init__(self, data: FilePath, kind: str, known: KnownSpaces, has_jpeg: bool):
-        self._kind, self._has_jpeg = kind, has_jpeg
+        self._kind = kind
         paths = [path for path in data.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
         self._directories = sorted(paths, key=lambda path: int(path.name))
         if not self._directories:
             raise UnreadableRecording(f"{data}: no episodes")
         with self._opened(self._directories[0]) as file, located(file.path):
-            self.spaces = spaces_of(file, known)
+            self.spaces, self._columns = spaces_in(file, known, has_jpeg)
 
     def __len__(self) -> int:
         return len(self._directories)
@@ -173,7 +174,7 @@ class ArrowReader:
         """Yield the episodes. Raises UnreadableRecording."""
         for directory in self._directories:
             with self._opened(directory) as file, located(file.path):
-                yield episode_of(file, self.spaces, self._has_jpeg)
+                yield episode_of(file, *self._columns)
 
 
 class _ArrowFile:
@@ -184,6 +185,7 @@ class _ArrowFile:
 
     def __init__(self, path: FilePath, attributes: dict[str, Any]):
         self.path, self.attributes = path, attributes
+        self.part_of_tuple: Callable[[int], str] = str
         self._mapped: pa.MemoryMappedFile | None = None
         with located(path):
             if path.suffix == ".parquet":
@@ -219,9 +221,6 @@ class _ArrowFile:
         return UnreadableRecording(f"{self.path}: {problem}")
 
     # -- columns --------------------------------------------------------------------------------------------------
-
-    def part_of_tuple(self, index: int) -> str:
-        return str(index)
 
     def _field(self, name: Name) -> pa.Field:
         field = self.schema.field(name[0])

@@ -22,7 +22,8 @@ from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode
 from gym_trace.exchange.formats.infos import PackedInfos, packed
 from gym_trace.exchange.formats.minari.plan import MinariPlan, attributes_of
-from gym_trace.exchange.formats.minari.reading import InfoRows, KnownSpaces, Name, episode_of, spaces_of
+from gym_trace.exchange.formats.minari.reading import InfoRows, KnownSpaces, episode_of, spaces_in
+from gym_trace.exchange.formats.minari.spaces import Name, index_in_hdf5
 from gym_trace.exchange.formats.rows import custom
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
@@ -59,9 +60,9 @@ class HDF5Episodes:
     def add(self, window: Window) -> None:
         """Write steps of the current episode."""
         self._check()
-        self._datasets.write(window)
+        self._datasets.write(window, window.start)
         if self._infos.need_packing and window.steps:
-            for first, data in packed(window, self._infos):
+            for first, data in packed(window.columns, window.start, window.steps, self._infos):
                 blob = Arrays(str(first), _BYTES)
                 blob.write(blob.new(self._packed_infos, len(data)), 0, np.frombuffer(data, np.uint8))
 
@@ -70,24 +71,21 @@ class HDF5Reader:
     """Reads the file. known: its spaces. has_jpeg: images are JPEG."""
 
     def __init__(self, path: FilePath, known: KnownSpaces, has_jpeg: bool):
-        self._file, self._has_jpeg = H5File(path), has_jpeg
+        self._file = H5File(path)
         names = [name for name in self._file.root.names() if name.startswith("episode_") and _is_number(name[8:])]
         self._names = sorted(names, key=lambda name: int(name[8:]))
         if not self._names:
             raise self._file.fault("", "no episodes")
-        self.spaces = spaces_of(self._episode(self._names[0]), known)
+        self.spaces, self._columns = spaces_in(_StoredEpisode(self._file.root.group(self._names[0])), known, has_jpeg)
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def _episode(self, name: str) -> _StoredEpisode:
-        return _StoredEpisode(self._file.root.group(name))
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
         with self._file:
             for name in self._names:
-                yield episode_of(self._episode(name), self.spaces, self._has_jpeg)
+                yield episode_of(_StoredEpisode(self._file.root.group(name)), *self._columns)
 
 
 def _is_number(name: str) -> bool:
@@ -100,6 +98,7 @@ class _StoredEpisode:
     def __init__(self, group: H5Group):
         self._group, self._arrays = group, dict[Name, H5Rows]()
         self._seen: set[int] = set()  # addresses of groups
+        self.part_of_tuple: Callable[[int], str] = index_in_hdf5
         self.fault = group.fault
         self.steps = len(group.rows("rewards"))
         self.attributes = group.attributes(KEY, "options", "seed")
@@ -107,9 +106,6 @@ class _StoredEpisode:
         if options:
             self.attributes["options"] = _nested(options)
         self._packed_infos = group.group(KEY) if isinstance(self.attributes.get(KEY), str) and KEY in group else None
-
-    def part_of_tuple(self, index: int) -> str:
-        return f"_index_{index}"
 
     def _parent(self, name: Name) -> H5Group:
         group = self._group

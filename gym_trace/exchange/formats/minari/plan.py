@@ -16,7 +16,7 @@ from gym_trace.exchange.formats.columns import Column, end_flags, observation_co
 from gym_trace.exchange.formats.contract import RESTORED, Loss, losses, mixed_dtypes
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, is_text
-from gym_trace.exchange.formats.minari.spaces import text_of, to_json, with_leaves
+from gym_trace.exchange.formats.minari.spaces import index_in_hdf5, names_of, text_of, to_json, with_leaves
 from gym_trace.exchange.formats.rows import named
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format import wire
@@ -26,7 +26,6 @@ from gym_trace.printable import printable
 
 FILE = "metadata.json"
 KINDS = ("hdf5", "arrow", "parquet")
-Name = tuple[str, ...]
 _MOST_ROWS = 131_072  # per episode: pyarrow splits longer ones into batches, which Minari reads as episodes
 _INTEGER_LIMIT = 1 << 64
 _LARGEST_ATTRIBUTE = 32 << 10  # bytes
@@ -55,7 +54,7 @@ def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
         assert isinstance(layout, (Leaf, Branch))
         lost += _structure(layout, (root,), is_hdf5)
         column_of = observation_column if root == "observations" else value_column
-        names, leaves = _names(layout, (root,), is_hdf5, groups), []
+        names, leaves = names_of(layout, (root,), index_in_hdf5 if is_hdf5 else str, groups), []
         for name, (path, space) in zip(names, leaves_in(plain, (root,))):
             leaf = _LeafPlanner(source, path, space, source.forms.get(path))
             form, leaf_space, leaf_losses = leaf.planned(is_hdf5)
@@ -81,17 +80,6 @@ def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
         name = column.name if is_hdf5 else (column.name[0], "/".join(column.name[1:]))
         columns.append(column._replace(name=name))
     return MinariPlan((spaces[0], spaces[1]), columns, groups, infos, lost)
-
-
-def _names(layout: Layout, name: Name, is_hdf5: bool, groups: list[str]) -> Iterator[Name]:
-    """Yield Minari's names of the leaves of a space; append those of its Dicts and Tuples, with slashes, to groups."""
-    if isinstance(layout, Leaf):
-        yield name
-        return
-    groups.append("/".join(name))
-    for key, child in layout.parts():
-        part = f"_index_{key}" if is_hdf5 and layout.keys is None else str(key)
-        yield from _names(child, (*name, part), is_hdf5, groups)
 
 
 def _check_rows(source: ExportSource, rewards: RowType) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from gym_trace.data.layout import PlainSpace
+from gym_trace.data.layout import PlainSpace, layout_of, leaves_in
 from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode, NewSteps
 from gym_trace.exchange.formats.infos import ANNOTATIONS, infos_of
-from gym_trace.exchange.formats.minari.spaces import is_picture, jpeg_pictures
+from gym_trace.exchange.formats.minari.spaces import Name, is_picture, jpeg_pictures, names_of
 
 _DEEPEST = 32
 _ROOTS, _FLAGS = ("observations", "actions"), ("terminations", "truncations")
-Name = tuple[str, ...]
 Spaces = tuple[PlainSpace, PlainSpace]  # of observations and actions
 KnownSpaces = tuple[PlainSpace | None, PlainSpace | None]  # None: as wide as the arrays
 InfoRows = tuple[list[Any] | None, dict[str, Any]]  # infos, and annotations by name
@@ -26,14 +25,13 @@ InfoRows = tuple[list[Any] | None, dict[str, Any]]  # infos, and annotations by 
 class StoredEpisode(Protocol):
     """An episode in a file: columns by name, in groups. All methods raise UnreadableRecording.
 
+    part_of_tuple: returns the name of a part of a Tuple by its index.
     steps: their number. attributes: of the episode: KEY, seed, options.
     """
 
+    part_of_tuple: Callable[[int], str]
     steps: int
     attributes: dict[str, Any]
-
-    def part_of_tuple(self, index: int) -> str:
-        """Return the name of a part of a Tuple."""
 
     def parts(self, name: Name) -> list[str] | None:
         """Return the names of the parts of a group; None for a column."""
@@ -63,12 +61,13 @@ class StoredEpisode(Protocol):
         """Return an error about the file."""
 
 
-def spaces_of(episode: StoredEpisode, known: KnownSpaces) -> Spaces:
-    """Return the spaces of a dataset. episode: its first one."""
-    observations, actions = (
-        _widest(episode, (root,)) if space is None else space for root, space in zip(_ROOTS, known)
-    )
-    return observations, actions
+def spaces_in(first: StoredEpisode, known: KnownSpaces, has_jpeg: bool) -> tuple[Spaces, list[StoredSpace]]:
+    """Return the spaces of a dataset, and how its files have them. first: its first episode."""
+    observations, actions = (space or _widest(first, (root,)) for space, root in zip(known, _ROOTS))
+    stored = [
+        StoredSpace(space, root, first.part_of_tuple, has_jpeg) for space, root in zip((observations, actions), _ROOTS)
+    ]
+    return (observations, actions), stored
 
 
 def _widest(episode: StoredEpisode, name: Name) -> PlainSpace:
@@ -82,8 +81,39 @@ def _widest(episode: StoredEpisode, name: Name) -> PlainSpace:
     return {"type": "Dict", "spaces": [[part, _widest(episode, (*name, part))] for part in parts]}
 
 
-def episode_of(stored: StoredEpisode, spaces: Spaces, has_jpeg: bool) -> NewEpisode:
-    """Return an episode. has_jpeg: images are JPEG. Raises UnreadableRecording, also while its parts are read."""
+class StoredSpace:
+    """Observations or actions in the files of a dataset, one column per leaf. has_jpeg: images are JPEG."""
+
+    def __init__(self, space: PlainSpace, root: str, part_of_tuple: Callable[[int], str], has_jpeg: bool):
+        self._layout = layout_of(space, (root,))
+        self._names = names_of(self._layout, (root,), part_of_tuple, [])
+        leaves = [leaf for _, leaf in leaves_in(space, ())]
+        self._shapes = [tuple(leaf["shape"]) if "shape" in leaf else None for leaf in leaves]
+        self._may_be_jpeg = [has_jpeg and is_picture(leaf) for leaf in leaves]
+
+    def _columns(self, stored: StoredEpisode) -> Iterator[tuple[Name, tuple[int, ...] | None, bool]]:
+        """Yield the name and shape of each leaf, and whether it has image files."""
+        for name, shape, may_be_jpeg in zip(self._names, self._shapes, self._may_be_jpeg):
+            yield name, shape, may_be_jpeg and stored.has_files(name)
+
+    def row_size(self, stored: StoredEpisode) -> int:
+        """Estimate the bytes of a row."""
+        return sum(
+            math.prod(shape or ()) if is_jpeg else stored.row_size(name)
+            for name, shape, is_jpeg in self._columns(stored)
+        )
+
+    def read(self, stored: StoredEpisode, begin: int, end: int) -> Any:
+        """Return rows: an array, or dicts and tuples of arrays as in the space."""
+        columns = []
+        for name, shape, is_jpeg in self._columns(stored):
+            rows = stored.read(name, begin, end, None if is_jpeg else shape)
+            columns.append(jpeg_pictures(rows, shape or (), stored.fault) if is_jpeg else rows)
+        return self._layout.join(iter(columns))
+
+
+def episode_of(stored: StoredEpisode, observations: StoredSpace, actions: StoredSpace) -> NewEpisode:
+    """Return an episode. Raises UnreadableRecording, also while its parts are read."""
     identity, seed, options = (stored.attributes.get(name) for name in (KEY, "seed", "options"))
     is_ours, prefix = isinstance(identity, str), f"{ANNOTATIONS}/"
     by_name = {"/".join(path): path for path in stored.info_names()}
@@ -94,15 +124,15 @@ def episode_of(stored: StoredEpisode, spaces: Spaces, has_jpeg: bool) -> NewEpis
         return infos_of({path: stored.read(("infos", *path), begin, end) for path in paths}, end - begin)
 
     def parts() -> Iterator[NewSteps]:
-        observations, actions = (_column(stored, space, (root,), has_jpeg) for space, root in zip(spaces, _ROOTS))
-        names = [("infos", *path) for path in (*paths, *annotations.values())]
-        for begin, end in stored.ranges(observations.row_size + actions.row_size + sum(map(stored.row_size, names))):
+        row_size = observations.row_size(stored) + actions.row_size(stored)
+        row_size += sum(stored.row_size(("infos", *path)) for path in (*paths, *annotations.values()))
+        for begin, end in stored.ranges(row_size):
             unpacked = stored.packed(begin, end) if is_ours else None
             infos, others = unpacked or (infos_in(begin + 1, end + 1) if paths else None, {})
             terminations, truncations = (np.asarray(stored.read((n,), begin, end)).astype(np.bool_) for n in _FLAGS)
             yield NewSteps(
-                observations.read(begin + (begin > 0), end + 1),
-                actions.read(begin, end),
+                observations.read(stored, begin + (begin > 0), end + 1),
+                actions.read(stored, begin, end),
                 stored.read(("rewards",), begin, end),
                 terminations,
                 truncations,
@@ -119,32 +149,3 @@ def episode_of(stored: StoredEpisode, spaces: Spaces, has_jpeg: bool) -> NewEpis
         reset_info=infos_in(0, 1)[0] if paths else None,
         identity=identity if isinstance(identity, str) else None,
     )
-
-
-class _Reader(NamedTuple):
-    """Reads the rows of a space. read: takes begin and end. row_size: an estimate, bytes."""
-
-    read: Callable[[int, int], Any]
-    row_size: int
-
-
-def _column(stored: StoredEpisode, space: PlainSpace, name: Name, has_jpeg: bool) -> _Reader:
-    if len(name) > _DEEPEST:
-        raise stored.fault("nested too deep")
-    is_dict = space["type"] == "Dict"
-    if is_dict or space["type"] == "Tuple":
-        keys, children = zip(*space["spaces"]) if is_dict and space["spaces"] else ((), space["spaces"])
-        names = [*map(str, keys)] if is_dict else [*map(stored.part_of_tuple, range(len(children)))]
-        readers = [_column(stored, child, (*name, part), has_jpeg) for part, child in zip(names, children)]
-
-        def tree(begin: int, end: int) -> Any:
-            rows = tuple(reader.read(begin, end) for reader in readers)
-            return dict(zip(keys, rows)) if is_dict else rows
-
-        return _Reader(tree, sum(reader.row_size for reader in readers))
-    shape = tuple(space["shape"]) if "shape" in space else None
-    if shape is not None and has_jpeg and is_picture(space) and stored.has_files(name):
-        return _Reader(
-            lambda begin, end: jpeg_pictures(stored.read(name, begin, end), shape, stored.fault), math.prod(shape)
-        )
-    return _Reader(lambda begin, end: stored.read(name, begin, end, shape), stored.row_size(name))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.data.layout import PlainSpace, from_array_map, leaves_in, to_array_map
+from gym_trace.data.layout import Layout, Leaf, PlainSpace, from_array_map, leaves_in, to_array_map
 from gym_trace.data.values import Array, dtype_from
 from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
 from gym_trace.exchange.formats.images import pixels
@@ -19,6 +19,7 @@ from gym_trace.printable import printable
 _MOST_ELEMENTS = 1 << 22  # numbers in the bounds of a space; each is written as JSON
 _MOST_TEXT = 256 << 20  # characters
 _DEEPEST = 32
+Name = tuple[str, ...]
 
 
 def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
@@ -28,6 +29,23 @@ def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
     if space["type"] == "Tuple":
         return {"type": "Tuple", "spaces": [with_leaves(child, leaves) for child in space["spaces"]]}
     return next(leaves)
+
+
+def names_of(layout: Layout, name: Name, part_of_tuple: Callable[[int], str], groups: list[str]) -> list[Name]:
+    """Return Minari's names of the leaves of a space; append those of its Dicts and Tuples, with slashes, to groups."""
+    if isinstance(layout, Leaf):
+        return [name]
+    groups.append("/".join(name))
+    leaves = []
+    for key, child in layout.parts():
+        part = part_of_tuple(int(key)) if layout.keys is None else str(key)
+        leaves += names_of(child, (*name, part), part_of_tuple, groups)
+    return leaves
+
+
+def index_in_hdf5(index: int) -> str:
+    """Return the name of a part of a Tuple in HDF5; in Arrow it is the number alone."""
+    return f"_index_{index}"
 
 
 def text_of(length: int, characters: str) -> PlainSpace:
