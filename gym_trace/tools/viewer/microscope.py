@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -148,15 +148,17 @@ class Figures:
 
     def _kept(self, before: Figures) -> Array:
         """Take over the figures of episodes that have not changed; return True for the others."""
-        order = np.argsort(keys := _keys(before.trace))
-        mine = _keys(self.trace)
-        at = order[np.minimum(np.searchsorted(keys, mine, sorter=order), len(order) - 1)] if len(order) else order
-        if not len(order):
-            return np.ones(len(mine), bool)
-        is_same = keys[at] == mine
+        numbers = {reader.writer: number for number, reader in enumerate(self.trace.readers)}
+        both = np.concatenate([_identities(trace, numbers) for trace in (before.trace, self.trace)])
+        order, count = np.lexsort(both.T), len(before.trace)  # of equal ones, the earlier state comes first
+        old, new = order[:-1], order[1:]
+        is_same = (both[old] == both[new]).all(axis=1) & (old < count) & (new >= count)
+        old, new = old[is_same], new[is_same] - count
         for name, values in self.columns.items():
-            values[is_same] = before.columns[name][at[is_same]]
-        return np.asarray(~is_same)
+            values[new] = before.columns[name][old]
+        missing = np.ones(len(self.trace), bool)
+        missing[new] = False
+        return missing
 
     def _read(self, rows: Array, steps: Array, first: Array) -> None:
         """Read the columns of some episodes, and set their figures."""
@@ -192,14 +194,12 @@ def _figures_of(trace: Trace) -> dict[str, Path]:
     return {figure: path for figure, path in found.items() if path is not None}
 
 
-def _keys(trace: Trace) -> Array:
-    """Return what identifies each episode and what it has so far."""
+def _identities(trace: Trace, numbers: Mapping[str, int]) -> Array:
+    """Return (episodes, 5) int64: what identifies each episode, and what it has so far. numbers: of the writers."""
     table = trace.episodes
-    keys = np.zeros(len(table), [("writer", "U64"), ("id", "i8"), ("first", "i8"), ("steps", "i8"), ("end", "i8")])
-    keys["writer"] = np.array([reader.writer for reader in trace.readers] or [""])[table["writer"]]
-    keys["id"], keys["first"], keys["steps"] = table["episode_id"], table["first_step"], table["steps"]
-    keys["end"] = table["end_time"].view(np.int64) if len(table) else 0
-    return keys
+    writers = np.array([numbers.get(reader.writer, -1) for reader in trace.readers], np.int64)[table["writer"]]
+    names = ("episode_id", "first_step", "steps", "end_time")
+    return np.stack([writers, *(table[name].astype(np.int64) for name in names)], axis=1)
 
 
 def _numbers(rows: Array) -> Array:

@@ -479,6 +479,8 @@ def test_branches_fan_out_from_the_step_and_open_beside_the_recording(driver, tm
         page = Page(driver, served)
         page.go("#trace=0&episode=0&step=4")
         page.until("document.querySelector('.whatif option') && document.querySelector('[data-column=return] canvas')")
+        page.run("[...document.querySelectorAll('.whatif button')].find(one => one.textContent === 'Ask').click()")
+        page.until("document.querySelector(`[data-column='actions of random actions'].bands canvas`)")
         page.press("i")
         page.run("document.querySelector('.whatif input').value = 3")
         page.run("document.querySelector('.whatif form').requestSubmit()")
