@@ -105,8 +105,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         If it raises, including Ctrl-C, the state of the environment is unknown: the following steps are another part
         of the episode.
         """
-        if self._states is not None:
-            self._keep_state()
+        states = self._states
+        if states is not None:
+            self._keep_state(states)
         slab = self._slabs.slab
         if not slab.record_action(action):
             if autoreset.resets_next(self._autoreset):
@@ -116,10 +117,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             slab = self._slabs.slab
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
-            is_last = self._states is not None and (terminated or truncated)
-            if (is_last and self._record_state(FINAL)) or not slab.record_result(
-                observation, reward, terminated, truncated
-            ):
+            if (
+                states is not None and (terminated or truncated) and self._record_state(FINAL, states)
+            ) or not slab.record_result(observation, reward, terminated, truncated):
                 self._steps.record_result(observation, reward, terminated, truncated, info)
         except BaseException:
             self._steps.break_off()
@@ -216,17 +216,17 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             raise InvalidOption(f"states={every!r}: not together with filters or autoreset; omit it")
         return offered_states(self.env, every)
 
-    def _keep_state(self) -> None:
+    def _keep_state(self, states: States) -> None:
         """Record the state before the next step, if it is due."""
         steps = self._steps.episodes.steps_taken()
         if self._steps.episodes.state not in (OPEN, ENDED):
             self._state_is_due = False
         elif self._state_is_due or not steps % int(self._states_every or 1):
-            self._state_is_due = not self._record_state(ENVIRONMENT)
+            self._state_is_due = not self._record_state(ENVIRONMENT, states)
 
-    def _record_state(self, name: str) -> bool:
+    def _record_state(self, name: str, states: States) -> bool:
         """Record the state with the next step, or the one that is being executed; return False without one."""
-        state = None if self._states is None else packed_state(self.env, self._states)
+        state = packed_state(self.env, states)
         if state is not None:
             self.annotate(**{STATES + name: state})
         return state is not None
