@@ -110,7 +110,7 @@ export class Overview implements View {
       case "w": this.where.focus(); return true;
       case "ArrowDown":
       case "ArrowUp": this.list.element.focus(); return true;
-      case "c": this.list.pick(); return true;
+      case "c": if (!this.list.element.hidden) this.list.pick(); return true;
       case "Enter": {
         const episode = this.list.activeEpisode;
         if (episode !== null) this.open(episode);

@@ -374,7 +374,7 @@ class ViewedTrace:
         known = self._known_agents
         for agent, returns in known[1].items() if known is not None and known[0] is trace else ():
             name = f"return[{json.dumps(agent)}]"  # as in --sort
-            listed.append((name, "number", f"return of {printable(agent)}"))
+            listed.append((name, "number", printable(agent)))
             numbers[name] = returns[rows]
         for name, figures in self._figures.items():
             if len(figures) == len(trace) and name in (VERSION, VALUE_ERROR):

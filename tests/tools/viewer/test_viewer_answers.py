@@ -657,7 +657,7 @@ def test_returns_of_agents_are_columns_that_sort() -> None:
     answers.look_closely()
     head, arrays = asked(answers, "/api/episodes?sort=-return[%22bob%22]")
     titles = {column["name"]: column["title"] for column in head["columns"]}
-    assert titles['return["bob"]'] == "return of bob"
+    assert titles['return["bob"]'] == "bob"
     returns = arrays['return["bob"]']
     assert returns[~np.isnan(returns)].tolist() == [7.0, 5.5, 3.5]
 
