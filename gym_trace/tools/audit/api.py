@@ -18,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 from gym_trace.envs.agents import JointEnv, is_of_agents
 from gym_trace.envs.make import call_factory
 from gym_trace.envs.seeding import episode_seed
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError, warn
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError, raise_if_of_signal, warn
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import error_text
 from gym_trace.recording.processes.local import end_if_unguarded, portable
@@ -178,7 +178,8 @@ class Single:
             env = call_factory(self.make, {}, render_mode)
         except TraceError:
             raise
-        except Exception as error:  # the user's code
+        except (Exception, SystemExit) as error:  # the user's code
+            raise_if_of_signal(error)
             raise EnvironmentUnavailable(f"it cannot be made: {error_text(error)}") from error
         if is_of_agents(env):
             env = JointEnv(env)
