@@ -29,7 +29,7 @@ NAMES = {
     "probabilities": ("probabilities", "probs", "action_probs"),
     "version": ("version",),
 }
-_SCANNED = 1 << 20  # steps whose columns are in memory together
+_SCANNED = 1 << 17  # steps whose columns are in memory together
 _NEGLIGIBLE = 1e-17  # discount of a reward that no longer counts
 _MOST_BYTES = 1 << 20  # of a file beside the trace
 _MOST_CHARACTERS = 2000
