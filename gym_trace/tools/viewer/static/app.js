@@ -1,4 +1,4 @@
-/* sources eb28108237b2e588f974387d6ed966c9 */
+/* sources 83e21f8cd281055a78c105e9fbae6f1d */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
