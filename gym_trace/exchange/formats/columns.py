@@ -10,7 +10,8 @@ import numpy as np
 
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
-from gym_trace.exchange.formats.source import flags
+from gym_trace.errors import InvalidOption
+from gym_trace.exchange.formats.source import ExportSource, flags
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
 
@@ -43,6 +44,14 @@ def observation_column(name: tuple[str, ...], form: RowType | None, path: Path) 
 def value_column(name: tuple[str, ...], form: RowType | None, path: Path) -> Column:
     """Return the column of a leaf with one row per step, such as actions or rewards."""
     return Column(name, form, lambda block: block.columns.get(path, ()))
+
+
+def reward_column(source: ExportSource) -> Column:
+    """Return the column "rewards". Raises InvalidOption unless they are numbers of one shape."""
+    form = source.form_of_rewards()
+    if form is None or form.dtype.kind not in "biuf":
+        raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
+    return value_column(("rewards",), form, ("rewards",))
 
 
 def end_flags(*names: str) -> list[Column]:

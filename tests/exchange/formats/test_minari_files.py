@@ -63,11 +63,12 @@ def export(trace: Any, tmp_path: Path, form: str, options: dict[str, Any]) -> Pa
 
 
 @of_each_form
-def test_a_trace_comes_back_as_it_was(tmp_path: Path, form: str, options: dict[str, Any]) -> None:
-    trace = record(tmp_path / "trace", record_infos=True)
+@pytest.mark.parametrize("infos", [True, False])
+def test_a_trace_comes_back_as_it_was(tmp_path: Path, form: str, options: dict[str, Any], infos: bool) -> None:
+    trace = record(tmp_path / "trace", record_infos=infos)
     gym_trace.import_trace(export(trace, tmp_path, form, options), tmp_path / "back")
     for one, other in zip(trace, gym_trace.open_trace(tmp_path / "back"), strict=True):
-        for name in ("seed", "options", "outcome", "writer", "infos", "reset_info", "start_time"):
+        for name in ("seed", "options", "outcome", "writer", "reset_info", "start_time", *["infos"] * infos):
             assert getattr(one, name) == getattr(other, name)
         for name in ("observations", "actions", "rewards"):
             assert getattr(one, name).tobytes() == getattr(other, name).tobytes()

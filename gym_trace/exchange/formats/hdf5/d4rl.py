@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.data.layout import Leaf
 from gym_trace.data.values import Array, placeholder
 from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
-from gym_trace.exchange.formats.columns import FLAG, Column, value_column
+from gym_trace.exchange.formats.columns import FLAG, Column, reward_column, value_column
 from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target, losses, mixed_dtypes
 from gym_trace.exchange.formats.foreign import begins_with, widest
 from gym_trace.exchange.formats.hdf5.reading import (
@@ -25,7 +25,7 @@ from gym_trace.exchange.formats.hdf5.reading import (
     H5Rows,
     arrays_in,
     columns_in,
-    step_ranges,
+    row_blocks,
 )
 from gym_trace.exchange.formats.hdf5.writing import Arrays, BlobArray, Datasets, new_file, text
 from gym_trace.exchange.formats.identity import KEY
@@ -75,16 +75,14 @@ def _columns(source: ExportSource) -> list[Column]:
                 "gymnasium.wrappers.FlattenObservation, or export to a format with structure, such as minari"
             )
         forms.append(form)
-    rewards = source.form_of_rewards()
-    if rewards is None or rewards.dtype.kind not in "biuf":
-        raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
-    if rewards.shape:
+    rewards = reward_column(source)
+    if rewards.form is not None and rewards.form.shape:
         raise InvalidOption("rewards: several numbers per step, and D4RL stores one; export to minari")
     return [
         Column(("observations",), forms[0], lambda runs: runs.columns["observations",][runs.rows_after - 1]),
         Column(("next_observations",), forms[0], lambda runs: runs.columns["observations",][runs.rows_after]),
         value_column(("actions",), forms[1], ("actions",)),
-        value_column(("rewards",), rewards, ("rewards",)),
+        rewards,
         Column(("terminals",), FLAG, lambda runs: _ends(runs, runs.terminated)),
         Column(("timeouts",), FLAG, lambda runs: _ends(runs, ~runs.terminated)),
     ]
@@ -252,8 +250,8 @@ class _D4RLFile:
     def episodes(self) -> Iterator[NewEpisode]:
         """Yield the episodes. Raises UnreadableRecording."""
         with self._file:
-            ranges = step_ranges(self.rows, 64)
-            lengths = lengths_between(np.logical_or(*self._flags(begin, end)) for begin, end in ranges)
+            ends = {role: self.arrays[role] for role in ("terminations", "truncations") if role in self.arrays}
+            lengths = lengths_between(np.logical_or(*_flags(rows)) for _, _, rows in row_blocks(ends, self.rows))
             if self._identities is not None and len(self._identities) != len(lengths):
                 raise UnreadableRecording(
                     f"{self._file.path}: has {len(lengths):,} episodes, but gym-trace stored metadata of "
@@ -267,31 +265,27 @@ class _D4RLFile:
                 identity = next(identities, None)
                 yield NewEpisode(steps, parts, identity=identity, has_final_observation=has_final)
 
-    def _flags(self, begin: int, end: int) -> tuple[Array, Array]:
-        """Return the terminals and the timeouts of rows, bool."""
-        terminals: Array = self.arrays["terminations"].read(begin, end).reshape(-1).astype(np.bool_)
-        if "truncations" not in self.arrays:
-            return terminals, np.zeros_like(terminals)
-        return terminals, self.arrays["truncations"].read(begin, end).reshape(-1).astype(np.bool_) & ~terminals
-
     def _blocks(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield rows as steps_of() takes them."""
         unpacked, blobs = PackedInfos(), iter(self._packed_infos or ())
-        arrays = (*self.arrays.values(), *self.infos.values(), *self._annotations.values())
-        for begin, end in step_ranges(self.rows, sum(array.row_size for array in arrays)):
-            rows: dict[str, Any] = {role: array.read(begin, end) for role, array in self.arrays.items()}
+        tree = {**self.arrays, "infos": self.infos, "annotations": self._annotations}
+        for begin, end, rows in row_blocks(tree, self.rows):
             rows["rewards"] = rows["rewards"].reshape(-1)
-            rows["terminations"], rows["truncations"] = self._flags(begin, end)
-            rows["annotations"] = {name: array.read(begin, end) for name, array in self._annotations.items()}
+            rows["terminations"], rows["truncations"] = _flags(rows)
+            if self.infos:
+                rows["infos"] = infos_of(rows["infos"], end - begin)
             if self._packed_infos is not None:
                 while unpacked.end < end and (data := next(blobs, None)) is not None:
                     unpacked.add(unpacked.end, np.asarray(data, np.uint8).tobytes())
-                rows["infos"], others = unpacked.take(end - begin)
-                rows["annotations"] |= others
-            elif self.infos:
-                infos = {path: array.read(begin, end) for path, array in self.infos.items()}
-                rows["infos"] = infos_of(infos, end - begin)
+                infos, annotations = unpacked.take(end - begin)
+                rows |= {"infos": infos or [], "annotations": rows["annotations"] | annotations}
             yield end - begin, rows
+
+
+def _flags(rows: dict[str, Any]) -> tuple[Array, Array]:
+    """Return the terminated and truncated flags in terminals and timeouts."""
+    terminals: Array = rows["terminations"].reshape(-1).astype(np.bool_)
+    return terminals, rows.get("truncations", np.zeros(len(terminals))).reshape(-1).astype(np.bool_) & ~terminals
 
 
 def _numbers(root: H5Group, name: str) -> H5Rows:

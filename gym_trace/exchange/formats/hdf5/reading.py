@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from gym_trace.data.trees import leaves_of, mapped
 from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
 from gym_trace.printable import printable
@@ -318,3 +319,9 @@ def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
     count = max(1, min(4096, (4 << 20) // max(1, row_size)))
     for begin in range(0, max(1, steps), count):
         yield begin, min(steps, begin + count)
+
+
+def row_blocks(tree: Any, rows: int) -> Iterator[tuple[int, int, Any]]:
+    """Yield (begin, end, rows in between) of H5Rows in dicts and tuples, some rows at a time."""
+    for begin, end in step_ranges(rows, sum(array.row_size for array in leaves_of(tree))):
+        yield begin, end, mapped(lambda array: array.read(begin, end), tree)  # noqa: B023 - called at once

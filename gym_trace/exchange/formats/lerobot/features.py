@@ -220,43 +220,40 @@ _MOST_INTEGER = np.iinfo(np.int64).max
 
 def schema_of(features: Sequence[Feature], counted: bool = True) -> pa.Schema:
     """Return the schema of a file. counted: with FLAGS and COUNTED columns."""
-    fields = [_field(feature) for feature in features if feature.kind != "video"]
-    descriptions = {feature.name: _datasets_feature(feature) for feature in features if feature.kind != "video"}
+    columns = [_column(feature) for feature in features if feature.kind != "video"]
     if counted:
         dtypes = {**dict.fromkeys(FLAGS, np.dtype(np.bool_)), **COUNTED}
-        fields += [pa.field(name, pa.from_numpy_dtype(dtype)) for name, dtype in dtypes.items()]
-        descriptions |= {name: {"dtype": dtype.name, "_type": "Value"} for name, dtype in dtypes.items()}
-    return pa.schema(fields, {"huggingface": json.dumps({"info": {"features": descriptions}})})
+        columns += [(pa.field(name, pa.from_numpy_dtype(dtype)), _value(dtype.name)) for name, dtype in dtypes.items()]
+    descriptions = {field.name: description for field, description in columns}
+    metadata = {"huggingface": json.dumps({"info": {"features": descriptions}})}
+    return pa.schema([field for field, _ in columns], metadata)
 
 
-def _field(feature: Feature) -> pa.Field:
+def _column(feature: Feature) -> tuple[pa.Field, dict[str, Any]]:
+    """Return a feature as a field, and its description for the package datasets."""
     if feature.is_picture:
-        return pa.field(feature.name, _IMAGE)
+        return pa.field(feature.name, _IMAGE), {"_type": "Image"}
     if feature.is_text:
-        return pa.field(feature.name, pa.string())
-    inner, shape = pa.from_numpy_dtype(feature.dtype), feature.stored_shape
-    if len(shape) < 2:
-        return pa.field(feature.name, pa.list_(inner, shape[0]) if shape else inner)
-    for _ in shape:
-        inner = pa.list_(inner)
-    kind = f"datasets.features.features.Array{len(shape)}DExtensionType"
-    parameters = json.dumps([list(shape), feature.dtype.name])
-    metadata = {"ARROW:extension:name": kind, "ARROW:extension:metadata": parameters}
-    return pa.field(feature.name, inner, metadata=metadata)
-
-
-def _datasets_feature(feature: Feature) -> dict[str, Any]:
-    """Return the description of a feature for the package datasets."""
-    if feature.is_picture:
-        return {"_type": "Image"}
-    if feature.is_text:
-        return {"dtype": "string", "_type": "Value"}
-    value, shape = {"dtype": feature.dtype.name, "_type": "Value"}, feature.stored_shape
-    if len(shape) == 0:
-        return value
+        return pa.field(feature.name, pa.string()), _value("string")
+    kind, shape, value = pa.from_numpy_dtype(feature.dtype), feature.stored_shape, _value(feature.dtype.name)
+    if not shape:
+        return pa.field(feature.name, kind), value
     if len(shape) == 1:
-        return {"feature": value, "length": shape[0], "_type": "List"}
-    return {"shape": list(shape), "dtype": feature.dtype.name, "_type": f"Array{len(shape)}D"}
+        description = {"feature": value, "length": shape[0], "_type": "List"}
+        return pa.field(feature.name, pa.list_(kind, shape[0])), description
+    for _ in shape:
+        kind = pa.list_(kind)
+    class_name = f"Array{len(shape)}D"
+    metadata = {
+        "ARROW:extension:name": f"datasets.features.features.{class_name}ExtensionType",
+        "ARROW:extension:metadata": json.dumps([list(shape), feature.dtype.name]),
+    }
+    description = {"shape": list(shape), "dtype": feature.dtype.name, "_type": class_name}
+    return pa.field(feature.name, kind, metadata=metadata), description
+
+
+def _value(dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype, "_type": "Value"}
 
 
 # -- rows to Arrow ----------------------------------------------------------------------------------------------------

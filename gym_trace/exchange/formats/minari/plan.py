@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gym_trace.data.layout import Branch, Layout, Leaf, Path, PlainSpace, leaves_in
 from gym_trace.data.values import is_utf8
 from gym_trace.errors import InvalidOption
-from gym_trace.exchange.formats.columns import Column, end_flags, observation_column, value_column
+from gym_trace.exchange.formats.columns import Column, end_flags, observation_column, reward_column, value_column
 from gym_trace.exchange.formats.contract import RESTORED, Loss, losses, mixed_dtypes
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.infos import InfoColumns, info_columns, is_text
@@ -62,12 +62,10 @@ def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
             leaves.append(leaf_space)
             lost += leaf_losses
         spaces.append(to_json(with_leaves(plain, iter(leaves))))
-    rewards = source.form_of_rewards()
-    if rewards is None or rewards.dtype.kind not in "biuf":
-        raise InvalidOption("rewards: not all are numbers of one shape; export to jsonl or parquet")
+    rewards = reward_column(source)
     if not is_hdf5:
         _check_rows(source, rewards)
-    columns += [value_column(("rewards",), rewards, ("rewards",)), *end_flags("terminations", "truncations")]
+    columns += [rewards, *end_flags("terminations", "truncations")]
     infos = info_columns(source)
     lost += [*mixed_dtypes({column.name: column.form for column in columns}), *infos.losses()]
     if infos.missing:
@@ -82,7 +80,7 @@ def plan_of(source: ExportSource, is_hdf5: bool) -> MinariPlan:
     return MinariPlan((spaces[0], spaces[1]), columns, groups, infos, lost)
 
 
-def _check_rows(source: ExportSource, rewards: RowType) -> None:
+def _check_rows(source: ExportSource, rewards: Column) -> None:
     """Raise InvalidOption for episodes and rewards that only hdf5 can hold."""
     longest = int(source.episodes["steps"].max())
     if longest >= _MOST_ROWS:
@@ -90,7 +88,7 @@ def _check_rows(source: ExportSource, rewards: RowType) -> None:
             f"an episode has {longest:,} steps, but Minari misreads arrow and parquet from {_MOST_ROWS:,} on; "
             "pass --set kind=hdf5"
         )
-    if rewards.shape:
+    if rewards.form is not None and rewards.form.shape:
         raise InvalidOption("rewards: several numbers per step; pass --set kind=hdf5")
 
 
