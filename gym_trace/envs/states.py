@@ -38,6 +38,7 @@ class States(Protocol):
 
     An environment may have both methods. For environments of other packages, register an entry point of the group
     ``gym_trace.states``: a function that takes the unwrapped environment and returns such an object, or None.
+    If it has a method ``begin_episode``, that takes the reset info of an episode before states of it are set.
     """
 
     def get_state(self) -> bytes | None:
@@ -258,7 +259,7 @@ class _StateDict:
 def _like(known: Any, given: Any) -> Any:
     """Convert arrays to the types of the environment's own state. Raises ValueError for other dtypes or shapes."""
     if isinstance(known, Mapping):
-        if not isinstance(given, Mapping) or list(known) != list(given):
+        if not isinstance(given, Mapping) or set(known) != set(given):
             raise ValueError("it has other keys than this environment")
         return {key: _like(part, given[key]) for key, part in known.items()}
     form = np.asarray(plain_array(known))

@@ -14,7 +14,7 @@ import numpy as np
 
 from gym_trace.data.layout import Layout, Leaf, Path
 from gym_trace.data.values import Array, Misfit, objects
-from gym_trace.data.vocabulary import COLUMNS
+from gym_trace.data.vocabulary import OPTIONAL_ROOTS, SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
@@ -78,7 +78,7 @@ class OrderedScan:
         self._cache, self._memory = cache, memory
         flags = {name for (name,) in FLAGS}
         roots = {path if isinstance(path, str) else path[0] for path in columns}
-        self._roots = [root for root in COLUMNS if root in roots]
+        self._roots = [root for root in SCANNED if root in roots]
         self._columns = frozenset(path for path in columns if path not in flags and path not in FLAGS)
         self._damaged: set[int] = set()  # numbers of chunks
         self._decoded: dict[int, Chunk] = {}  # chunks of the latest task
@@ -292,7 +292,7 @@ class OrderedScan:
                 columns |= self._leaves(root, pieces)
                 continue
             found = assemble(root, pieces, layouts, copy=False)
-            if root == "annotations":
+            if root in OPTIONAL_ROOTS:
                 columns |= {(root, name): found[name] for name in sorted(found) if self._takes((root, name))}
             elif root != "infos":
                 columns[(root,)] = found
@@ -367,7 +367,7 @@ def leaves_of(layout: Layout, tree: object, path: Path) -> dict[Path, Array]:
 def _sort_key(path: Path) -> tuple[int, Path]:
     """Return the sort key of a column: leaves of a space keep their order, annotations are sorted by name."""
     root = str(path[0])
-    return COLUMNS.index(root), path[1:] if root == "annotations" else ()
+    return SCANNED.index(root), path[1:] if root in OPTIONAL_ROOTS else ()
 
 
 def _ranges(begins: Array, counts: Array) -> Array:

@@ -233,4 +233,5 @@ _USUAL: dict[str, tuple[str, str, Callable[[ExportSource], int | list[str]]]] = 
         lambda source: int(np.count_nonzero(source.episodes["seed"] != -1)),
     ),
 }
-LOSSES = frozenset((*_USUAL, "pixels", "repeated_steps", "spaces", "structure", "text"))  # values of Loss.what
+# Values of Loss.what.
+LOSSES = frozenset((*_USUAL, "pixels", "repeated_steps", "spaces", "states", "structure", "text"))

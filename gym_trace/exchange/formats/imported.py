@@ -36,7 +36,7 @@ class NewSteps(NamedTuple):
     observations: one row per step, after it; the first steps of an episode have one more row in front, after the
     reset. An array, or dicts and tuples of arrays as in the space. actions, rewards: one row per step.
     terminations, truncations: (steps,) bool, flags of the environment; None: derived from the outcome.
-    infos: one dict per step. annotations: by name, one row per step.
+    infos: one dict per step. annotations: by name, one row per step. states: likewise, as in Episode.states.
     """
 
     observations: Any
@@ -46,6 +46,7 @@ class NewSteps(NamedTuple):
     truncations: Array | None = None
     infos: Sequence[Any] | None = None
     annotations: Mapping[str, Any] = {}
+    states: Mapping[str, Any] = {}
 
 
 class NewEpisode(NamedTuple):
@@ -329,6 +330,7 @@ def _columns(layouts: Layouts, steps: NewSteps, count: int, has_initial: bool) -
         if steps.infos is not None:
             columns[("infos",)] = _values(steps.infos)
         columns |= {("annotations", name): _rows(values) for name, values in steps.annotations.items()}
+        columns |= {("states", name): _values(values) for name, values in steps.states.items()}
     for path, rows in columns.items():
         expected = count + has_initial if path[0] == "observations" else count
         if len(rows) != expected:

@@ -41,11 +41,13 @@ _EXPORTERS: dict[str, FormatEntry] = {
     "d4rl": _ours("hdf5.d4rl:D4RLExporter", "hdf5", "HDF5 file in the layout of D4RL"),
     "jsonl": _ours("steps.exporters:JsonLinesExporter", "", "JSON lines, lossless: docs/reference/steps.md"),
     "lerobot": _ours("lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot dataset, version 3"),
+    "maniskill": _ours("simulators.maniskill:ManiSkillExporter", "hdf5", "ManiSkill: trajectory.h5 and .json"),
     "mcap": _ours("viewing.mcap_out:McapExporter", "mcap", "MCAP, for Foxglove"),
     "minari": _ours("minari.dataset:MinariExporter", "minari", "Minari dataset: hdf5 (default), arrow or parquet"),
     "npz": _ours("steps.exporters:NpzExporter", "", ".npz file for numpy.load"),
     "parquet": _ours("parquet.traces:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"),
     "rerun": _ours("viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file for its viewer"),
+    "robomimic": _ours("simulators.robomimic:RobomimicExporter", "hdf5", "HDF5 file in the layout of robomimic"),
     "rlds": _ours("rlds.exporter:RldsExporter", "rlds", "RLDS, for TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, FormatEntry] = {
@@ -53,9 +55,11 @@ _IMPORTERS: dict[str, FormatEntry] = {
     "gym": _ours("legacy.importing:GymImporter", "", "recordings of gym_recording and OpenAI Gym's Monitor"),
     "jsonl": _ours("steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, lossless: docs/reference/steps.md"),
     "lerobot": _ours("lerobot.importer:LeRobotImporter", "lerobot", "LeRobot dataset, version 3"),
+    "maniskill": _ours("simulators.maniskill:ManiSkillImporter", "hdf5", "ManiSkill: an .h5 file and its .json"),
     "minari": _ours("minari.dataset:MinariImporter", "minari", "Minari dataset: hdf5, arrow or parquet"),
     "parquet": _ours("parquet.traces:ParquetImporter", "parquet", "Parquet exported by gym-trace"),
     "rlds": _ours("rlds.importer:RldsImporter", "rlds", "RLDS, for TensorFlow Datasets"),
+    "robomimic": _ours("simulators.robomimic:RobomimicImporter", "hdf5", "HDF5 of robomimic, robosuite, Isaac Lab"),
     "table": _ours("parquet.table_importer:TableImporter", "parquet", "one Parquet table, one row per step"),
 }
 # Errors of importing a package that is damaged, or whose version does not fit the others.

@@ -204,24 +204,26 @@ class ExportSource:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def windows(self, *columns: str, checked: bool = True) -> Iterator[Window]:
+    def windows(self, *columns: str, checked: bool = True, states: bool = False) -> Iterator[Window]:
         """Yield the steps of all episodes in order, some at a time; each episode has at least one window.
 
         columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
         of them ("observations/image"); none: all. Raises CorruptTrace; InvalidOption for rows that lack the structure
-        of their space, unless checked is False.
+        of their space, unless checked is False. states: also those of the environment, ("states", name).
         """
         leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
-        for window in self.survey(*columns):
+        for window in self.survey(*columns, states=states):
             unlike = [path for path in window.columns if path[0] in ("observations", "actions") and path not in leaves]
             if checked and unlike:
                 raise InvalidOption("some values lack the structure of their space; cannot export")
             yield window
             self.advance(window.steps)
 
-    def survey(self, *columns: str) -> Iterator[Window]:
+    def survey(self, *columns: str, states: bool = False) -> Iterator[Window]:
         """Yield as windows() does, unchecked and without progress: to survey columns before they are written."""
         selection = select_columns(self.trace, columns or None)
+        if states:
+            selection = selection._replace(columns=selection.columns | {"states"})
         return step_windows(self.trace, selection, finals=self.finals, prefix=self._keeps_branch_prefix)
 
     def runs(self, *columns: str) -> Scan:

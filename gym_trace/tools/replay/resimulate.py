@@ -418,6 +418,8 @@ class LaneReplay:
             raise EnvironmentUnavailable(STEPS_LOST if episode.first_step else _NO_STATES)
         simulation = simulation or self._fresh()
         simulation.kind, simulation.states = settable_states(simulation.env, self._trust), states
+        if begin_episode := getattr(simulation.kind, "begin_episode", None):
+            begin_episode(episode.reset_info or {})
         return simulation
 
     def _set(self, simulation: _Simulation, episode: Episode, last: int) -> int | None:

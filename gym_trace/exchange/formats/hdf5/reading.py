@@ -115,9 +115,9 @@ class H5Group:
         return self._file.fault(self.name, problem)
 
     def attributes(self, *wanted: str) -> dict[str, Any]:
-        """Return attributes NAME and NAME/… of the wanted names: numbers, texts, or arrays of them."""
+        """Return attributes NAME and NAME/… of the wanted names, or all: numbers, texts, or arrays of them."""
         with self._file.located(self.name):
-            names = [name for name in self._group.attrs if name in wanted or name.partition("/")[0] in wanted]
+            names = [name for name in self._group.attrs if not wanted or {name, name.partition("/")[0]} & {*wanted}]
         return {name: self._attribute(name) for name in names}
 
     def _attribute(self, name: str) -> Any:
