@@ -86,7 +86,7 @@ def plan_of(source: ExportSource, format: GroupMap) -> GroupPlan:
 
 
 def _rows(path: Path, part: slice, window: Window) -> Any:
-    return window.columns.get(path, ())[part]
+    return window.columns[path][part]
 
 
 def _numbers(source: ExportSource, leaf: Leaf) -> RowType:
@@ -137,7 +137,7 @@ def _annotations(source: ExportSource, format: GroupMap) -> tuple[list[Column], 
             unlike.append(str(path[1]))
             continue
         taken.add(name)
-        columns.append(Column(name, form, partial(_rows, path, slice(None))))
+        columns.append(value_column(name, form, path))
     return columns, unlike
 
 
@@ -235,7 +235,7 @@ def write_episodes(
             plan.states.create(group, window)
             number += 1
         if window.steps:
-            datasets.write(window)
+            datasets.write(window, window.start)
             plan.states.write(window)
         check()
 
