@@ -37,7 +37,7 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float64)
         boxes = [(name, _box(rows)) for name, rows in self._observed().items()]
         self.observation_space = gymnasium.spaces.Dict(boxes)
-        self._model: str | None = None  # of the episode; None: that of the last reset
+        self._model: str | None = None  # XML of the episode; None: the last reset made one
         self._is_loaded = False
 
     def _observed(self) -> dict[str, Array]:

@@ -105,7 +105,7 @@ def test_robosuite_through_its_gymnasium_interface_is_recorded_with_states(tmp_p
     report = gym_trace.export(tmp_path / "trace", tmp_path / "out.hdf5", "robomimic")
     with h5py.File(tmp_path / "out.hdf5") as file:
         assert file["data/demo_0/states"].shape[0] == file["data/demo_0/next_obs/cube_pos"].shape[0] == 4
-    assert "states" in {loss.what for loss in report.lost}  # of Gymnasium's generator
+    assert "states" in {loss.what for loss in report.lost}  # states lack Gymnasium's generator
 
 
 # -- robomimic --------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_robomimic_loads_the_steps_of_a_trace(tmp_path: Path) -> None:
 
 
 class Lane(gymnasium.Env[Any, Any]):
-    """What ManiSkill's recorder uses of an environment with one lane: batches of tensors, and states as dicts."""
+    """An environment with one lane, as ManiSkill's recorder takes it: batches of tensors, and states as dicts."""
 
     num_envs, control_mode, gpu_sim_enabled = 1, "pd_joint_pos", False
     single_action_space = action_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)

@@ -367,6 +367,6 @@ def test_files_that_lead_astray_are_refused(tmp_path: Path, make: Callable[[Path
 
 
 @pytest.mark.parametrize("env_args", ["", "[" * 5000, '{"env_name": 3, "type": [], "env_kwargs": "x"}', '{"type": 1}'])
-def test_an_environment_that_cannot_be_read_is_none(tmp_path: Path, env_args: str) -> None:
+def test_a_malformed_environment_is_noted_as_unknown(tmp_path: Path, env_args: str) -> None:
     trace, _ = imported(of_robomimic(tmp_path / "file.hdf5", env_args=env_args), tmp_path)
     assert "names no environment" in trace.writer_agreed_on("observation_space").schema["environment"]["note"]

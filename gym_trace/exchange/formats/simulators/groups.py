@@ -63,7 +63,7 @@ class GroupMap(NamedTuple):
 
     @property
     def roots(self) -> frozenset[str]:
-        """Return the first parts of all names that have a meaning, so that they are no annotations."""
+        """Return the first parts of all names that have a meaning, so that annotations have others."""
         own = (self.observations, self.next_observations, self.terminations, self.truncations, self.states)
         return frozenset((*own, *self.infos, "actions", "rewards", "infos"))
 
@@ -160,7 +160,7 @@ class StoredEpisode:
         return NewEpisode(self.steps, parts, **known, has_final_observation=has_final)
 
     def _is_other_state(self, name: Name) -> bool:
-        """Return True for a part of states that are no states before the steps, such as those of Isaac Lab."""
+        """Return True for states that are recorded after the steps, as those of Isaac Lab, in a group."""
         return name[0] == self.format.states and not self.format.has_nested_states and len(name) > 1
 
     def _parts(
