@@ -82,10 +82,9 @@ def command(
 ) -> int:
     """See traces in a browser: episodes, images, plots and steps, also live.
 
-    Serves a page on this machine until Ctrl-C. There, keys flag episodes ('flag' is
-    then a column of --where), and the environment can render them, or branch off at
-    a step. NAME and the traces of a DIR are as in 'compare'. Needs the extra [view],
-    unless --save or --site.
+    Serves a page on this machine until Ctrl-C. Keys flag episodes ('flag' is then a
+    column of --where); environments render them, or branch off. NAME and the traces
+    of a DIR are as in 'compare'. Needs [view]; not --save, --site.
 
     \b
     gym-trace view traces/cartpole
