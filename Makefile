@@ -105,7 +105,7 @@ viewer/node_modules/.installed: viewer/package-lock.json
 	cd viewer && npm ci --silent --no-audit --no-fund
 	touch $@
 
-# The pictures of the viewer in the documents, from a recording; needs Chromium and chromedriver.
+# The pictures and the animation of the viewer in the documents, from recordings; needs Chromium and chromedriver.
 pictures: $(VENV)/.dev
 	$(BIN)/python docs/pictures/make_pictures.py
 
