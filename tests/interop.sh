@@ -53,11 +53,12 @@ for name in $only; do
         } || failed=1
         ;;
     main)
-        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,pettingzoo,mcap,rerun,train \
+        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,lance,pettingzoo,mcap,rerun,train \
             "${loaders[@]}" 'ray[data]==2.60.0' 'pyspark==4.3.0' 'dask[dataframe]' daft \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
-            rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics 'cloudpickle>=2.2' &&  # older ones cannot pickle functions of Python 3.11
-            without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
+            rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics 'cloudpickle>=2.2' 'lancedb==0.40.0' loguru &&  # older ones cannot pickle functions of Python 3.11
+            without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' \
+                'stable-worldmodel==0.1.1' &&
             suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py \
                 --ignore tests/interop/test_sample_factory.py "$@" &&
             pages main || failed=1

@@ -29,6 +29,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 _PACKAGES = {
     "arrow": ["ray", "polars", "pandas", "dask", "daft", "pyspark", "pyarrow"],
     "d4rl": ["h5py"],
+    "lance": ["pylance", "lancedb", "stable-worldmodel"],
     "mcap": ["mcap"],
     "parquet": ["duckdb", "polars", "pandas", "pyspark", "pyarrow", "ray"],
     "rerun": ["rerun-sdk"],

@@ -85,12 +85,15 @@ def with_ray(path: Path, table: str) -> Table:
     return {name: [row[name] for row in rows] for name in names}
 
 
-def loader(read: Reader) -> Callable[[Path], Iterator[Loaded]]:
+def schema_of_steps(path: Path) -> Any:
+    return pq.read_schema(next((path / "steps").glob("*.parquet")))
+
+
+def loader(read: Reader, schema_of: Callable[[Path], Any] = schema_of_steps) -> Callable[[Path], Iterator[Loaded]]:
     """load() of the conformance tests by one of these packages."""
 
     def load(path: Path) -> Iterator[Loaded]:
-        schema = pq.read_schema(next((path / "steps").glob("*.parquet")))
-        forms = {tuple(form[0]): form for form in json.loads(schema.metadata[b"gym_trace.columns"])}
+        forms = {tuple(form[0]): form for form in json.loads(schema_of(path).metadata[b"gym_trace.columns"])}
         steps, episodes = (columns(read(path, table)) for table in ("steps", "episodes"))
         begin = 0
         for row, count in enumerate(episodes["steps"]):

@@ -91,6 +91,18 @@ def test_columns_that_rllib_writes_are_recognized(tmp_path: Path) -> None:
     assert np.array_equal(first.observations[-1], STATES[2] + 1)
 
 
+def test_rewards_flags_and_numbers_of_steps_may_be_lists_of_one_number(tmp_path: Path) -> None:
+    def ones(values: Any) -> Any:
+        return pa.array([[value] for value in values], pa.list_(pa.float32(), 1))
+
+    columns = {"episode_idx": EPISODES, "step_idx": ones(ACTIONS), "reward": ones(REWARDS), "action": ones(ACTIONS)}
+    columns |= {"state": STATES.tolist(), "terminated": ones(number in (2, 6) for number in range(ROWS))}
+    import_trace(written(tmp_path / "a.parquet", **columns), tmp_path / "t")
+    first, second = open_trace(tmp_path / "t")
+    assert (first.rewards.tolist(), first.rewards.dtype) == (REWARDS[:3], np.float32)
+    assert (first.outcome, second.outcome, second.actions.shape) == ("terminated", "terminated", (4, 1))
+
+
 def test_a_mapping_says_which_column_is_what(tmp_path: Path) -> None:
     names = {"x": STATES.tolist(), "u": ACTIONS, "r": REWARDS, "run": ["b"] * 3 + ["a"] * 4, "over": [False] * ROWS}
     path = written(tmp_path / "a.parquet", **names)

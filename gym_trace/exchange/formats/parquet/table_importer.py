@@ -32,7 +32,6 @@ from gym_trace.exchange.formats.rows import ANY_TEXT, RowQueue, lengths_between,
 from gym_trace.playback.row_types import RowType
 from gym_trace.printable import printable
 
-_KIND = "Parquet table"
 _MAGIC = b"PAR1"
 _ONE_AT_A_TIME = 1 << 30  # row_bytes that make Table.batches() yield single rows
 _MOST_ELEMENTS = 1 << 27  # per row
@@ -43,13 +42,13 @@ _DEEPEST = 16
 _DONE = ("done", "dones", "next.done")  # True also where an episode was truncated
 # Roles of columns with their usual names; a mapping may use any of these.
 ROLES: dict[str, tuple[str, ...]] = {
-    "observations": ("observations", "observation", "obs", "state", "states"),
+    "observations": ("observations", "observation", "obs", "state", "states", "pixels"),
     "actions": ("actions", "action", "acts", "act"),
     "rewards": ("rewards", "reward", "rews", "rew", "next.reward"),
     "terminations": ("terminations", "terminated", "terminateds", "terminal", "terminals", *_DONE),
     "truncations": ("truncations", "truncated", "truncateds", "timeout", "timeouts", "next.truncated"),
-    "episode": ("episode", "episode_index", "episode_id", "episodes", "eps_id"),
-    "step": ("step", "step_index", "frame_index", "timestep", "time_step"),
+    "episode": ("episode", "episode_index", "episode_id", "episodes", "eps_id", "episode_idx"),
+    "step": ("step", "step_index", "frame_index", "timestep", "time_step", "step_idx"),
     "next_observations": ("next_observations", "next_observation", "next_obs", "new_obs", "next_state", "next_states"),
 }
 _FLAGS = ("terminations", "truncations")
@@ -75,8 +74,12 @@ class TableImporter:
 
     def read(self, path: Path) -> Imported:
         """Read the table. Raises InvalidOption if the mapping names a missing column."""
-        table = Table(path, parquet_files(path))
-        return _TableReader(table, _roles(table, _by_role(self.map))).imported()
+        return imported_table("Parquet table", Table(path, parquet_files(path)), self.map)
+
+
+def imported_table(kind: str, table: Table, mapping: str | Mapping[str, str]) -> Imported:
+    """Return a table with one row per step. mapping: see TableImporter. Raises InvalidOption, UnreadableRecording."""
+    return _TableReader(table, _roles(table, _by_role(mapping))).imported(kind)
 
 
 def _by_role(mapping: str | Mapping[str, str]) -> dict[str, str]:
@@ -216,6 +219,9 @@ class _TableReader:
         spaces = {name: _space_of(table.schema.field(name).type, row[name]) for name in names}
         for role, columns in roles.items():
             for name in columns:
+                space = spaces[name]
+                if role not in _MULTI_COLUMN_ROLES and space and space.get("shape") == [1]:  # lists of one number
+                    spaces[name] = widest(dtype_from(space["dtype"]), ())
                 if not _fits(spaces[name], role):
                     kind = printable(table.schema.field(name).type)
                     raise table.fault(f"the column {printable(name)} is {kind:.100}, which cannot be {role}")
@@ -229,14 +235,14 @@ class _TableReader:
         leaves = (_leaf(leaf) for name in self._imported_columns for _, leaf in leaves_in(self._spaces[name], ()))
         self._row_size = sum(_TEXT_BYTES if form is None else form.row_size for form in leaves)
 
-    def imported(self) -> Imported:
+    def imported(self, kind: str) -> Imported:
         observations, actions = (self._space(role) for role in ("observations", "actions"))
         columns = {role: "+".join(names) for role, names in self._roles.items()}
         environment = {"note": f"{self._table.path.name} names no environment"}
-        metadata = {"imported_from": _KIND, "columns": columns}
-        schema = new_schema(_KIND, observations, actions, environment, metadata)
+        metadata = {"imported_from": kind, "columns": columns}
+        schema = new_schema(kind, observations, actions, environment, metadata)
         lengths, warnings = self._lengths(), [*self._table_warnings()]
-        content = imported(_KIND, self._episodes(lengths, warnings), schema, steps=self._table.rows)
+        content = imported(kind, self._episodes(lengths, warnings), schema, steps=self._table.rows)
         content.warnings = warnings  # reading adds some
         return content
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as FilePath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -46,14 +46,7 @@ class ParquetExporter:
         return ExportPlan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
 
     def _write(self, source: ExportSource, target: Target) -> None:
-        tables = _Tables(source, target.staged)
-        try:
-            for runs in source.runs():
-                tables.add(runs)
-                source.advance(runs.size)
-            tables.close()
-        finally:
-            tables.detach()
+        write_tables(source, partial(_RowGroups, target.staged))
 
     def _how_to_load(self, path: FilePath) -> str:
         steps, episodes = (f"{path}/{name}/*.parquet" for name in ("steps", "episodes"))
@@ -64,8 +57,37 @@ class ParquetExporter:
         )
 
 
+class TableWriter(Protocol):
+    """Writes the rows of a table in a container, such as Parquet."""
+
+    def add(self, arrays: list[pa.Array]) -> None:
+        """Write some rows, one array per field of the schema. Raises OSError."""
+
+    def close(self) -> None:
+        """Complete the table. Raises OSError."""
+
+    def detach(self) -> None:
+        """Close an incomplete table as it is."""
+
+
+def write_tables(source: ExportSource, writer: Callable[[str, pa.Schema, list[str]], TableWriter]) -> None:
+    """Write the tables of steps and episodes.
+
+    writer: returns the writer of a table; called with its name, its schema, whose metadata an import needs, and the
+    paths of the columns of few values. Raises OSError, CorruptTrace.
+    """
+    tables = _Tables(source, writer)
+    try:
+        for runs in source.runs():
+            tables.add(runs)
+            source.advance(runs.size)
+        tables.close()
+    finally:
+        tables.detach()
+
+
 class _Tables:
-    def __init__(self, source: ExportSource, target: FilePath):
+    def __init__(self, source: ExportSource, writer: Callable[[str, pa.Schema, list[str]], TableWriter]):
         columns = columns_of(source.trace)
         tables = Tables(source.trace, columns, source.episodes)
         identity = TableColumn(
@@ -78,8 +100,7 @@ class _Tables:
             for table in (self._step_columns, self._episode_columns)
         )
         dictionaries = [path for column in columns.values() for path in _paths_of(column) if column.has_few_values]
-        self._steps = _RowGroups(target / "steps", steps, ["episode", "step"], dictionaries)
-        self._episodes = _RowGroups(target / "episodes", episodes, ["episode"], dictionaries)
+        self._steps, self._episodes = writer("steps", steps, dictionaries), writer("episodes", episodes, dictionaries)
 
     def add(self, runs: StepRuns) -> None:
         if runs.size:
@@ -93,18 +114,19 @@ class _Tables:
         self._episodes.close()
 
     def detach(self) -> None:
-        self._steps.files.detach()
-        self._episodes.files.detach()
+        self._steps.detach()
+        self._episodes.detach()
 
 
 class _RowGroups:
-    """Collects the rows of a table, and writes them as row groups. files: their files."""
+    """Collects the rows of a table, and writes them as row groups."""
 
-    def __init__(self, folder: FilePath, schema: pa.Schema, order: list[str], dictionaries: list[str]):
+    def __init__(self, target: FilePath, name: str, schema: pa.Schema, dictionaries: list[str]):
+        order = [column for column in ("episode", "step") if column in schema.names]
         scalars = [field.name for field in schema if not pa.types.is_nested(field.type)]
         not_floats = [name for name in scalars if not pa.types.is_floating(schema.field(name).type)]
-        self.files = ParquetFiles(
-            lambda number: folder / f"{number:05}.parquet",
+        self._files = ParquetFiles(
+            lambda number: target / name / f"{number:05}.parquet",
             schema,
             use_dictionary=[*dictionaries, *not_floats],
             write_statistics=[*scalars, "reward"],
@@ -114,7 +136,7 @@ class _RowGroups:
         self._rows = self._bytes = self._groups = 0
 
     def add(self, arrays: list[pa.Array]) -> None:
-        batch = pa.RecordBatch.from_arrays(arrays, schema=self.files.schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._files.schema)
         self._pending.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
@@ -122,15 +144,18 @@ class _RowGroups:
             self._write_group()
 
     def _write_group(self) -> None:
-        self.files.write(pa.Table.from_batches(self._pending, self.files.schema))
+        self._files.write(pa.Table.from_batches(self._pending, self._files.schema))
         self._pending, self._rows, self._bytes, self._groups = [], 0, 0, self._groups + 1
-        if self.files.has_reached(_FILE_BYTES):
-            self.files.next_file()
+        if self._files.has_reached(_FILE_BYTES):
+            self._files.next_file()
 
     def close(self) -> None:
         if self._pending or not self._groups:
             self._write_group()
-        self.files.close()
+        self._files.close()
+
+    def detach(self) -> None:
+        self._files.detach()
 
 
 def _paths_of(column: ArrowColumn) -> Iterator[str]:
@@ -164,17 +189,21 @@ class ParquetImporter:
         return all(_files_in(path / folder) for folder in _FOLDERS)
 
     def read(self, path: FilePath) -> Imported:
-        steps, episodes = (Table(path / folder, _files_in(path / folder)) for folder in _FOLDERS)
-        with located(episodes.path):
-            about = _metadata(episodes, KEY)
-            schema, (observations, actions, _) = first_writer(about)
-            columns = {
-                column.path: column for column in map(ArrowColumn.from_json, json_of(_metadata(episodes, COLUMNS_KEY)))
-            }
-            list_bytes = sum(column.list_bytes for column in columns.values())
-            step_rows = _rows_of(steps, _step_readers(columns, observations, actions), list_bytes)
-            episode_rows = _rows_of(episodes, _episode_readers(columns, observations), list_bytes)
-        return imported("Parquet", _episodes(steps, step_rows, episode_rows), schema, about, steps=steps.rows)
+        return imported_tables("Parquet", *(Table(path / folder, _files_in(path / folder)) for folder in _FOLDERS))
+
+
+def imported_tables(kind: str, steps: Table, episodes: Table) -> Imported:
+    """Return what write_tables() wrote. Raises UnreadableRecording."""
+    with located(episodes.path):
+        about = _metadata(episodes, KEY)
+        schema, (observations, actions, _) = first_writer(about)
+        columns = {
+            column.path: column for column in map(ArrowColumn.from_json, json_of(_metadata(episodes, COLUMNS_KEY)))
+        }
+        list_bytes = sum(column.list_bytes for column in columns.values())
+        step_rows = _rows_of(steps, _step_readers(columns, observations, actions), list_bytes)
+        episode_rows = _rows_of(episodes, _episode_readers(columns, observations), list_bytes)
+    return imported(kind, _episodes(steps, step_rows, episode_rows), schema, about, steps=steps.rows)
 
 
 def _files_in(folder: FilePath) -> list[FilePath]:
