@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
-import gym_trace.results
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
@@ -17,6 +16,9 @@ from gym_trace_cli.help import headed, option, printing_option, section
 from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
+
+if TYPE_CHECKING:
+    from gym_trace.results import ExportReport, ImportReport
 
 
 def _set_option(example: str) -> Callable[[Any], Any]:
@@ -145,7 +147,7 @@ def import_(
     click.echo(f"{where}: {counts} of {writers}{videos}, {_figures(report)}")
 
 
-def _figures(report: gym_trace.results.ExportReport | gym_trace.results.ImportReport) -> str:
+def _figures(report: ExportReport | ImportReport) -> str:
     """Return the size, time and rate: 12.3 MB in 1.2 s, 83,000 steps/s."""
     rate = float(f"{report.steps / report.seconds:.2g}")
     return f"{show.size(report.bytes)} in {show.duration(report.seconds)}, {rate:,.0f} steps/s"
