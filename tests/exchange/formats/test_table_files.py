@@ -85,7 +85,8 @@ def test_columns_that_rllib_writes_are_recognized(tmp_path: Path) -> None:
     ends = [step in (2, ROWS - 1) for step in range(ROWS)]
     columns = {"eps_id": ["b"] * 3 + ["a"] * 4, "agent_id": [None] * ROWS, "obs": STATES.tolist(), "actions": ACTIONS}
     columns |= {"rewards": REWARDS, "new_obs": (STATES + 1).tolist(), "terminateds": ends, "truncateds": [False] * ROWS}
-    import_trace(written(tmp_path / "a.parquet", **columns), tmp_path / "t")
+    report = import_trace(written(tmp_path / "a.parquet", **columns), tmp_path / "t")
+    assert any("next observations differ" in text for text in report.warnings)  # a trace has one after the other
     first, second = open_trace(tmp_path / "t")
     assert (len(first), first.outcome, second.outcome) == (3, "terminated", "terminated")
     assert np.array_equal(first.observations[-1], STATES[2] + 1)

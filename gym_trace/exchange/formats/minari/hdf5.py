@@ -96,11 +96,12 @@ class _StoredEpisode:
     """An episode; see StoredEpisode."""
 
     def __init__(self, group: H5Group):
-        self._group, self._arrays = group, dict[Name, H5Rows]()
+        rewards = group.rows("rewards")
+        self._group, self.steps = group, len(rewards)
+        self._arrays: dict[Name, H5Rows] = {("rewards",): rewards}
         self._seen: set[int] = set()  # addresses of groups
         self.part_of_tuple: Callable[[int], str] = index_in_hdf5
         self.fault = group.fault
-        self.steps = len(group.rows("rewards"))
         self.attributes = group.attributes(KEY, "options", "seed")
         options = {name[8:]: value for name, value in self.attributes.items() if name.startswith("options/")}
         if options:
