@@ -168,7 +168,7 @@ def test_demonstrations_without_observations_are_states_and_actions(tmp_path: Pa
         gym_trace.env_at(trace, 0, 1, start="states")
     gym_trace.export(trace, tmp_path / "out.hdf5", "robomimic")
     assert is_same(
-        [{k: v for k, v in e.items() if k != "rewards" and k != "dones"} for e in arrays_of(tmp_path / "out.hdf5")],
+        [{k: v for k, v in e.items() if k != "dones"} for e in arrays_of(tmp_path / "out.hdf5")],
         arrays_of(tmp_path / "file.hdf5"),
     )
 
@@ -197,7 +197,6 @@ def test_a_file_of_isaac_lab_keeps_what_the_layout_does_not_name(tmp_path: Path)
         "dones",
         "initial_state/robot",
         "obs/policy/joint_pos",
-        "rewards",
         "states/articulation/robot/root_pose",
     ]
 

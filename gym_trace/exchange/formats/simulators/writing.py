@@ -32,10 +32,14 @@ MASK = "mask/"  # prefix of annotations that name the sets of an episode, one va
 
 
 class GroupPlan(NamedTuple):
-    """The arrays of each episode. after: those that take a known final observation. losses: see ExportPlan."""
+    """The arrays of each episode.
+
+    after: those that take a known final observation. empty: groups without arrays. losses: see ExportPlan.
+    """
 
     columns: list[Column]
     after: list[Column]
+    empty: list[str]
     states: States
     losses: list[Loss]
 
@@ -55,6 +59,7 @@ def plan_of(source: ExportSource, format: GroupMap) -> GroupPlan:
             after.append(Column(next_name, form, partial(_rows, leaf.path, slice(1, None))))
         else:
             columns.append(observation_column(name, form, leaf.path))
+    empty = [] if columns else [format.observations]
     lost += _structure(source.layouts.observations)
     actions = source.layouts.actions
     if not isinstance(actions, Leaf):
@@ -63,7 +68,8 @@ def plan_of(source: ExportSource, format: GroupMap) -> GroupPlan:
     rewards = source.form_of_rewards()
     if rewards is None or rewards.dtype.kind not in "biuf" or rewards.shape:
         raise InvalidOption("rewards: not one number per step; export to jsonl, parquet or minari")
-    columns.append(value_column(("rewards",), rewards, ("rewards",)))
+    if any(not np.isnan(window.columns["rewards",]).all() for window in source.survey("rewards")):
+        columns.append(value_column(("rewards",), rewards, ("rewards",)))  # NaN: the trace has none either
     for flag, path in ((format.terminations, "terminations"), (format.truncations, "truncations")):
         if flag:
             columns.append(value_column((flag,), format.flag, (path,)))
@@ -82,7 +88,7 @@ def plan_of(source: ExportSource, format: GroupMap) -> GroupPlan:
     states = States(source, format)
     lost += [*mixed_dtypes({column.name: column.form for column in columns}), *states.losses]
     lost += [*losses(source, "parts", restored=True), *losses(source, "empty_episode")]
-    return GroupPlan(columns, after, states, lost)
+    return GroupPlan(columns, after, empty, states, lost)
 
 
 def _rows(path: Path, part: slice, window: Window) -> Any:
@@ -225,7 +231,8 @@ def write_episodes(
 
     check: of new_file(). begin: creates the group of an episode, given its first steps and its number.
     """
-    without, whole = (Datasets(columns, plan.states.groups) for columns in (plan.columns, plan.columns + plan.after))
+    groups = [*plan.states.groups, *plan.empty]
+    without, whole = (Datasets(columns, groups) for columns in (plan.columns, plan.columns + plan.after))
     datasets, number = whole, 0
     for window in source.windows(states=True):
         if window.start == 0 and len(window.episode):
