@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Loads what export writes with the packages that people train with, in environments of their own: .venv-interop-main,
-# .venv-interop-lerobot (Python 3.12), .venv-interop-tfds and .venv-interop-appo. Prints their versions at the end of each.
+# .venv-interop-lerobot (Python 3.12), .venv-interop-tfds, .venv-interop-appo and .venv-interop-simulators. Prints their versions at
+# the end of each.
 # ONLY="main tfds": of these; ONLY=ci: what every change has to pass, in .venv-interop-ci (make check-extras).
 # LEROBOT_PYTHON: a Python 3.12. Arguments go to pytest, such as -k minari.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
-only="${ONLY:-main lerobot tfds appo}"
+only="${ONLY:-main lerobot tfds appo simulators}"
 # On the PATH, or installed by pyenv.
 for candidate in "${LEROBOT_PYTHON:-python3.12}" "$HOME/.pyenv/versions/3.12".*/bin/python; do
     "$candidate" -c 'import venv' 2>/dev/null && lerobot_python="$candidate" && break
@@ -77,8 +78,16 @@ for name in $only; do
         environment appo "${PYTHON:-python3}" tensorboard 'sample-factory==2.1.1' &&
             suite appo tests/interop/test_sample_factory.py "$@" || failed=1
         ;;
+    simulators) # without what drives robots and windows; SAPIEN needs no GPU for its data
+        envs=('gymnasium[classic-control]>=1.3')
+        environment simulators "${PYTHON:-python3}" hdf5 'torch==2.13.0' 'mujoco==3.3.7' scipy numba opencv-python-headless psutil tqdm \
+            termcolor six imageio tensorboardX dacite transforms3d tabulate GitPython huggingface_hub tyro 'pytorch_kinematics==0.7.6' \
+            pyyaml defusedxml nvidia-ml-py trimesh requests IPython &&
+            without_dependencies simulators 'robosuite==1.5.2' 'robomimic==0.3.0' 'mani_skill==3.0.1' sapien &&
+            suite simulators tests/interop/test_simulators_hdf5.py "$@" || failed=1
+        ;;
     *)
-        echo "interop: there is no $name; there are main, lerobot, tfds, appo and ci"
+        echo "interop: there is no $name; there are main, lerobot, tfds, appo, simulators and ci"
         exit 2
         ;;
     esac

@@ -39,6 +39,7 @@ _PACKAGES = {
     "rllib": ["ray"],
     "sample_factory": ["sample-factory"],
     "sb3": ["stable-baselines3"],
+    "simulators_hdf5": ["robosuite", "robomimic", "mani_skill", "sapien", "mujoco"],
     "train_targets": ["rlax", "torchrl"],
     "vector_jax": ["jax"],
 }

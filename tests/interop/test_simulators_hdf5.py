@@ -1,7 +1,5 @@
 """HDF5 of simulators: files of robosuite's and ManiSkill's own recorders, there and back, and what robosuite, robomimic
-and ManiSkill make of ours. In an environment of its own:
-
-    pip install -e '.[hdf5]' pytest robosuite 'mujoco==3.3.7' robomimic mani_skill
+and ManiSkill make of ours. tests/interop.sh has an environment for them, simulators.
 
 SAPIEN makes no environment without a rendering device, so ManiSkill's recorder gets a small one with the same methods.
 """
