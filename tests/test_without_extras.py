@@ -119,7 +119,7 @@ def results_of(python: str, commands: Iterable[Sequence[str]], cwd: Path) -> lis
 
 def test_every_name_can_be_looked_at(python: str, tmp_path: Path) -> None:
     script = """
-import inspect, pydoc, gym_trace
+import inspect, pydoc, gym_trace, gym_trace_cli.player.player
 for module in (gym_trace, gym_trace.exchange, gym_trace.proof, gym_trace.training, gym_trace.wrappers):
     inspect.getmembers(module)
     assert pydoc.render_doc(module)

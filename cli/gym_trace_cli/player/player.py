@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_trace import Trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
 from gym_trace.printable import key_text
 from gym_trace.replay import Making, StepCaptions, observes_pictures, view_observed, view_rendered
-from gym_trace.results import Verdict
 from gym_trace_cli import show
 from gym_trace_cli.player.screen import Screen
 from gym_trace_cli.player.terminal import Terminal
+
+if TYPE_CHECKING:
+    from gym_trace.results import Verdict
 
 _SMALLEST_PICTURE = 16  # pixels; smaller arrays are codes, not images
 _END_HOLD_FRAMES = 15
