@@ -66,6 +66,7 @@ class Exporter(Protocol):
             observations: the placeholder. export() reports the loss.
         keeps_branch_prefix: optional; True: also export the steps of a branched episode that repeat the episode it
             branched from. Otherwise the source leaves them out, and export() reports the loss.
+        keeps_states: optional; True: states of the environment are exported, too. Otherwise export() reports the loss.
     """
 
     name: ClassVar[str]

@@ -58,6 +58,8 @@ def export(
         report.lost.append(Loss("final_observation", unknown))
     if repeated := source.lost_branch_prefix():
         report.lost.append(Loss("repeated_steps", repeated))
+    if not getattr(exporter, "keeps_states", False) and (states := source.lost_states()):
+        report.lost.append(Loss("states", states))
     if strict and report.lost:
         lost = "; ".join(map(str, report.lost))
         raise InvalidOption(f"{exporter.name} cannot store all of {source.trace.directory}: {lost}; nothing written")

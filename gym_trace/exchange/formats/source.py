@@ -98,6 +98,12 @@ class ExportSource:
         count = int(self.branch_prefix.sum())
         return f"{count:,} steps that repeat the episode branched from are left out" if count else ""
 
+    def lost_states(self) -> str:
+        """Describe the loss of recorded states; "" without any."""
+        batches = (batch for reader in readers_with_episodes(self.trace) for batch in reader.read_batches)
+        has_states = any(path[0] == "states" for batch in batches for path in batch.totals)
+        return "states of the environment are not kept" if has_states else ""
+
     def unknown_finals(self) -> str:
         """Describe the loss by unknown final observations; "" without any, or if the format can mark them."""
         unknown = ~self.trace.content["has_final_observation"] & (self.trace.content["steps"] > 0)

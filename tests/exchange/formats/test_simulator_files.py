@@ -300,6 +300,8 @@ def test_states_that_only_some_steps_have_are_reported_as_lost(tmp_path: Path) -
             env.step(0)
     lost = gym_trace.export(tmp_path / "trace", tmp_path / "out.hdf5", "robomimic").lost
     assert "states that some steps lack" in " ".join(map(str, lost))
+    report = gym_trace.export(tmp_path / "trace", tmp_path / "steps.jsonl")
+    assert [str(loss) for loss in report.lost] == ["states of the environment are not kept"]
 
 
 # -- files that lead astray -------------------------------------------------------------------------------------------

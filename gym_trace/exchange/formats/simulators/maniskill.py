@@ -45,6 +45,7 @@ class ManiSkillExporter:
 
     name: ClassVar[str] = "maniskill"
     makes: ClassVar[str] = "directory"
+    keeps_states: ClassVar[bool] = True
 
     def plan(self, source: ExportSource) -> ExportPlan:
         plan = plan_of(source, _MAP)

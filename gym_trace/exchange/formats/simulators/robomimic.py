@@ -56,6 +56,7 @@ class RobomimicExporter:
 
     name: ClassVar[str] = "robomimic"
     makes: ClassVar[str] = "file"
+    keeps_states: ClassVar[bool] = True
     finals: ClassVar[str] = KEPT
 
     def plan(self, source: ExportSource) -> ExportPlan:
