@@ -58,8 +58,14 @@ class EpisodeColumns:
             return self._options(keys)
         if name not in COLUMNS:
             near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.6)
-            instead = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
-            if name in OUTCOMES:
+            instead = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"there are {', '.join(COLUMNS)}; find_steps() has the columns of steps"
+            )
+            if name == "length":
+                instead = "use steps"
+            elif name in OUTCOMES:
                 instead = f'write "{name}" in quotes if you mean the outcome'
             elif name in STEP_NAMES:
                 instead = "it is a column of steps; use gym-trace cat --steps-where, or find_steps()"

@@ -86,6 +86,8 @@ def _check_names(content: EpisodeIndex, condition: str, nodes: list[Node]) -> No
         if name not in STEP_COLUMNS:
             near = difflib.get_close_matches(str(name), STEP_COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"use {', '.join(STEP_COLUMNS)}"
+            if ("annotations", name) in stored:
+                instead = f"did you mean annotations.{name}?"
             instead = _INSTEAD.get(str(name), instead)
             raise error_at(condition, node.begin, node.end, f"no column {name!r} of steps; {instead}")
         root = _ROOTS.get(str(name))

@@ -174,6 +174,8 @@ def test_a_part_of_a_dict_has_to_be_named(tmp_path: Path) -> None:
         trace.find_steps("observation == 1")
     with pytest.raises(InvalidOption, match="info is a dict; name a key"):
         trace.find_steps("info == 1")
+    with pytest.raises(InvalidOption, match=r"did you mean annotations\.logits\?"):
+        trace.find_steps("logits > 25")
     with pytest.raises(InvalidOption, match="go together"):
         trace.find_steps("(observation.image > annotations.logits).any")
 

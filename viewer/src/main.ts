@@ -93,6 +93,7 @@ class App implements Page {
   /** A route without a trace, or with one that is not there, compares all traces, or shows the only one. */
   private completed(route: Route): Route {
     const known = this.traces.some(({ trace }) => trace === route.trace);
+    if (!known && route.trace !== null) this.say(`There is no trace ${route.trace} here.`, "error");
     return known ? route : { ...HOME, trace: this.compares ? null : this.traces[0]?.trace ?? null };
   }
 

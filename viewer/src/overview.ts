@@ -19,6 +19,8 @@ import { debounced, FLAG_NAMES, isAbort, Latest, type Page, type View } from "./
 let axis: Axis = "steps"; // of curves, for all traces
 let y = "return";
 
+const SITE = "A static site has no policy versions and value errors of episodes, no Lint, no search for steps and no What if: 'gym-trace view' has them.";
+
 export class Overview implements View {
   readonly element = h("main", { class: "overview" });
   readonly list: EpisodeList;
@@ -58,7 +60,10 @@ export class Overview implements View {
     this.where.addEventListener("input", this.typed);
     for (const field of [this.search, this.where]) {
       field.addEventListener("keydown", (event) => {
-        if (event.key === "Escape") field.blur();
+        if (event.key === "Escape") {
+          event.preventDefault(); // Chromium would empty a search field and not say so
+          field.blur();
+        }
         if (event.key === "Enter") {
           this.typed.cancel();
           page.go({ where: this.where.value.trim(), search: this.search.value.trim() }, true);
@@ -188,6 +193,7 @@ export class Overview implements View {
       await this.loadCurve(signal);
       if (signal.aborted) return;
       if (!this.page.api.source.readOnly) await this.drawFilter();
+      else if (this.page.api.source.page === "site") fill(this.filter, [h("p", { class: "quiet" }, [SITE])]);
     } catch (error) {
       if (isAbort(error)) return;
       if (error instanceof Refused && error.status === 400 && where) {

@@ -104,7 +104,8 @@ export class Proofs {
     }));
     const { steps, audit } = proofs;
     this.drawClaims(audit?.claims ?? []);
-    const failed = Object.entries(proofs).find(([, { state, consent }]) => state === "failed" && consent === undefined);
+    const latest = Object.entries(proofs).slice(-1); // an older failure says nothing about what the reader did last
+    const failed = [...latest, ...(steps ? [["steps", steps] as const] : [])].find(([, { state, consent }]) => state === "failed" && consent === undefined);
     set(this.field, { "aria-invalid": steps?.state === "failed" ? "true" : null });
     if (running) {
       fill(this.status, progressOf(this.page, ...running));

@@ -110,7 +110,7 @@ export class Rendering {
   private progress({ phase, done, of }: Job): void {
     this.bar.max = Math.max(1, of);
     this.bar.value = done;
-    this.note.textContent = `${count(done)} of ${plural(of, "step")} ${phase === "compared" ? "compared with the recording" : "rendered"}`;
+    this.note.textContent = `Replay for the pictures: ${count(done)} of ${plural(of, "step")} ${phase === "compared" ? "compared with the recording" : "rendered"}`;
     if (phase === "rendered" && !this.closed) this.events.arrived(false);
   }
 }

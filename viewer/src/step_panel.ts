@@ -97,7 +97,7 @@ export class StepPanel {
         const values = sides.map((side) => side.get(name));
         const differs = values.length === 2 && values[0] !== values[1];
         return h("div", { class: differs ? "line differs" : "line", role: "row" }, [
-          h("span", { class: "key", role: "rowheader", title: name }, [name]),
+          h("span", { class: "key", role: "rowheader", title: name }, name.split(/(?<=\.)/).flatMap((part) => [part, h("wbr")])),
           ...values.map((value, i) => h("span", { class: differs ? `${kindOf(value)} side-${i}` : kindOf(value), role: "cell" }, [value ?? "–"])),
         ]);
       }),

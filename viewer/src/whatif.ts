@@ -80,7 +80,7 @@ export class WhatIf {
   setPosition(row: number): void {
     this.position = row;
     this.place.textContent = `step ${count(row)}`;
-    this.start.textContent = this.facts?.start === "states" ? "starts at the recorded state" : row ? `repeats ${plural(row, "step")} before each` : "";
+    this.start.textContent = row >= (this.side?.facts.length ?? Infinity) ? "the episode ends here: choose an earlier step" : this.facts?.start === "states" ? "starts at the recorded state" : row ? `repeats ${plural(row, "step")} before each` : "";
   }
 
   changed(changes: Changes): void {
@@ -211,7 +211,7 @@ export class WhatIf {
     const one = found?.episodes.find(({ episode }) => episode === id?.episode);
     this.note.textContent = found && one
       ? `Branch ${one.episode} of ${found.policy}: return ${one.return === null ? "unknown" : short(one.return, 6)}, ${one.outcome} after ${plural(one.length - found.step, "step")}; a click opens it beside the recorded episode.`
-      : this.facts?.branches.length ? "Each line and each dot is a branch; the diamond is the recorded episode." : "";
+      : this.facts?.branches.length ? "Each dot is the return of a branch, and each line in the plots a branch; the diamond is the recorded episode." : "";
   }
 
   private light(id: EpisodeId | null): void {

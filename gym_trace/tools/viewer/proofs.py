@@ -68,6 +68,7 @@ class Proofs:
             if self._current is not None and self._current.state == "running":
                 raise TraceError(f"{self._current.tool} is running: wait for it, or cancel it")
             self._current = proof = Proof(tool, asked if isinstance(asked, str) else "")
+            viewed.proofs.pop(tool, None)  # the latest one is the last
             viewed.proofs[tool] = proof
             making = self._recipe.making._replace(trust=trust or self._recipe.making.trust)
             arguments = tool, viewed.trace, self._recipe._replace(making=making), asked
@@ -245,7 +246,8 @@ def _branched(trace: Trace, recipe: Recipe, plan: Plan, report: _Report) -> tupl
 
 def _asked(trace: Trace, recipe: Recipe, question: Question, report: _Report) -> tuple[str, bool]:
     report.opinion = ask(trace, recipe, question, report.progress)
-    return f"{question.label}: {', '.join(report.opinion) or 'no numbers'}", True
+    plots = ", ".join(f"{name} of {question.label}" for name in report.opinion)
+    return f"see {plots} in the plots" if plots else f"{question.label}: no numbers", True
 
 
 _ASKED: dict[str, type] = {"branch": Plan, "ask": Question}

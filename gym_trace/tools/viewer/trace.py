@@ -63,7 +63,7 @@ class ViewedTrace:
         setting: number of the setting that it is a run of.
         trace: current state of the trace; replaced by refresh().
         version: number that grows with each change.
-        proofs: the latest run of each tool on the page, by its name.
+        proofs: the latest run of each tool on the page, by its name, in the order of their starts.
         opinions: of policies, by key of the episode and label of the policy; see opinions.ask().
     """
 

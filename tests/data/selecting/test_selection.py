@@ -126,6 +126,7 @@ def test_each_objective_of_a_return_can_be_selected_by(tmp_path: Path) -> None:
     ("where", "problem"),
     [
         ("lenght > 3", "there are index, steps"),
+        ("length > 3", "use steps"),
         ("retrun > 3", "did you mean 'return'"),
         ("metadata.lrr > 3", "did you mean 'lr'"),
         ("options.nothing > 3", "length, level"),

@@ -20,6 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from runs import chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
 from shell import ok
 from viewer_requests import cartpoles
 
@@ -192,6 +193,12 @@ def test_a_condition_and_a_brush_select_episodes(page):
     page.until("document.querySelector('.matched').textContent === '2 of 4 episodes'")
     page.until("location.hash.includes('where=steps%20%3E%2050')")
     page.fill(".where", "")
+    page.until("document.querySelector('.matched').textContent === '4 episodes'")
+    page.driver.find_element("css selector", ".search").send_keys("2")
+    page.until("location.hash.includes('search=2')")
+    page.driver.find_element("css selector", ".search").send_keys(Keys.ESCAPE)
+    assert page.run("return document.querySelector('.search').value") == "2"  # as the list shows
+    page.go("#trace=0")
     page.until("document.querySelector('.matched').textContent === '4 episodes'")
     chart = "document.querySelectorAll('.bars')[1]"
     page.run(
@@ -494,6 +501,18 @@ def test_branches_fan_out_from_the_step_and_open_beside_the_recording(driver, tm
             page.run(f"{strip}.dispatchEvent(new KeyboardEvent('keydown', {{key: '{name}', bubbles: true}}))")
         wanted = page.run(f"return {strip}.getAttribute('aria-valuetext')").split(":")[0].removeprefix("branch ")
         page.until("/compare=1:(\\d+)/.exec(location.hash)[1] === arguments[0]", wanted)
+        page.go("#trace=0&episode=0&step=99999")
+        page.until("document.querySelector('.whatif').textContent.includes('choose an earlier step')")
+        page.run("document.querySelector('.whatif form').requestSubmit()")
+        page.until("document.querySelector('.whatif output.problem').textContent.includes('has ended')")
+        page.go("#trace=0")
+        page.until("document.querySelector('.proofs output').textContent.startsWith('branch: ')")
+        page.fill(".proofs .steps-where", "step >")
+        page.run("document.querySelector('.proofs form').requestSubmit()")
+        page.until("document.querySelector('.proofs output').textContent.startsWith('steps: ')")
+        page.fill(".proofs .steps-where", "step == 0")
+        page.run("document.querySelector('.proofs form').requestSubmit()")
+        page.until("document.querySelector('.proofs output:not(.problem)').textContent.startsWith('1 step ')")
         assert page.messages() == []
 
 
@@ -507,6 +526,8 @@ def test_an_unknown_episode_is_an_error_on_the_page(page):
     page.go("#trace=0&episode=99")
     assert page.text(".banner.bad")
     page.was_refused(404)
+    page.go("#trace=9&episode=0")
+    assert "no trace 9" in page.text(".toast .error")
 
 
 def test_nothing_is_wider_than_a_phone(page):
@@ -933,6 +954,7 @@ def test_a_static_site_plays_without_a_server(site, site_page):
     assert all(kept for _, path, kept in site.requests if path.endswith(".gtb"))  # byte ranges alone
     site_page.go("#trace=0&where=steps > 50&sort=-return")
     site_page.until("document.querySelector('.matched').textContent === '1 of 2 episodes'")
+    site_page.until("document.querySelector('.filter-lines').textContent.includes('no What if')")
     site_page.fill(".where", "metadata.x > 1")
     assert "'gym-trace view'" in site_page.until("document.querySelector('.problem:not([hidden])').textContent")
 

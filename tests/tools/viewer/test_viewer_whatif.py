@@ -163,7 +163,7 @@ def test_a_policy_is_asked_at_each_step_of_a_recorded_episode(answers: Answers) 
 
 def test_the_page_asks_a_policy_and_gets_its_actions_as_a_column(answers: Answers) -> None:
     assert ask(answers, {"trace": 0, "episode": 0, "ask": "random", "trust": False}) == 200
-    assert asked(answers, "/api/proofs?trace=0")["ask"]["summary"] == "random actions: actions"
+    assert asked(answers, "/api/proofs?trace=0")["ask"]["summary"] == "see actions of random actions in the plots"
     drawn = arrays_of(answers, "/api/plot?column=actions%20of%20random%20actions&episode=0")["y"]
     assert drawn.shape == (1, len(answers.traces[0].trace[0]))
     assert set(drawn.ravel().tolist()) == {0, 1}
