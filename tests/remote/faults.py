@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 from faulty_server import QuietHandler, running
@@ -15,10 +16,11 @@ KINDS = ("status", "cut before", "lost answer", "half an answer")
 
 
 class Faults:
-    """rate: share of requests that fail. counts: how many of each kind did. sent: bytes of answers."""
+    """rate: share of requests that fail. wait: seconds before each. counts: how many of each kind did. sent: bytes of
+    answers."""
 
     def __init__(self, seed: int):
-        self.rate = 0.0
+        self.rate = self.wait = 0.0
         self.url = ""
         self.counts: collections.Counter[str] = collections.Counter()
         self.sent = 0
@@ -40,6 +42,7 @@ def proxy(port: int, seed: int = 0) -> Iterator[Faults]:
     class Handler(QuietHandler):
         def _forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            time.sleep(faults.wait)
             fault = faults.next()
             if fault == "cut before":
                 self.close_connection = True
