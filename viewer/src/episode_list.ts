@@ -10,7 +10,7 @@ const TALLEST = 8_000_000; // pixels; browsers stop at 17 to 33 million
 const KEPT_BLOCKS = 40;
 
 /** Widths in the grid; columns that are not named here share what is left. */
-const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "9.2em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", verify: "8.5em", found: "6em", seed: "8em" };
+const WIDTHS: Record<string, string> = { episode: "5.5em", flag: "7em", outcome: "9.2em", return: "minmax(9em, 2fr)", length: "minmax(9em, 2fr)", lane: "4.5em", verify: "8.5em", found: "6em", seed: "8em", "value error": "minmax(7em, 1fr)" };
 
 const UNSORTED = new Set(["verify", "found"]); // what the page has run is not in the trace
 

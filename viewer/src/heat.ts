@@ -29,7 +29,7 @@ export class HeatMap {
   /** `found`: a condition on steps was dragged. */
   constructor(private readonly api: Api, private readonly trace: number, private readonly found: (condition: string) => void, private readonly failed: (error: unknown) => void) {
     this.element = h("details", { class: "heat", open: isOpen }, [
-      h("summary", {}, ["Two columns of the steps"]),
+      h("summary", {}, ["Two columns of the steps", h("span", { class: "quiet" }, [" · drag over a rectangle to find its steps"])]),
       h("figure", {}, [
         h("figcaption", {}, [h("label", {}, ["up ", this.axes[1]]), h("label", {}, ["across ", this.axes[0]]), this.note]),
         h("div", { class: "plane" }, [this.ends.y, this.chart, this.ends.x]),

@@ -72,7 +72,7 @@ export class Overview implements View {
     }
     const saved = page.api.source.saved;
     this.proofs = page.api.source.readOnly ? null : new Proofs(page, trace);
-    this.heat = this.proofs && new HeatMap(page.api, trace, (condition) => this.proofs!.find(condition), (error) => page.fail(error));
+    this.heat = this.proofs && new HeatMap(page.api, trace, (condition) => void this.proofs!.find(condition), (error) => page.fail(error));
     this.element.append(
       this.head, this.notes, ...(this.proofs ? [this.proofs.element] : []),
       h("div", { class: "query" }, [

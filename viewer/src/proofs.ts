@@ -54,9 +54,11 @@ export class Proofs {
   }
 
   /** Find the steps where a condition holds. */
-  find(condition: string): void {
+  async find(condition: string): Promise<void> {
     this.field.value = condition;
-    void this.start("steps", condition);
+    await this.start("steps", condition);
+    const above = this.field.getBoundingClientRect().bottom < 0; // out of sight, with what was found
+    if (above && this.status.textContent) this.page.say(`${this.status.textContent}: listed above`);
   }
 
   private async start(tool: string, where = "", trust = false): Promise<void> {

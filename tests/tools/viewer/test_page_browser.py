@@ -456,6 +456,7 @@ def test_a_rectangle_over_two_columns_finds_the_steps_in_it(page):
     page.run("document.querySelector('.heat summary').click()")
     page.until("document.querySelector('.heat .note').textContent === '215 steps'")
     page.run(
+        "document.body.style.paddingBottom = '2000px'; scrollTo(0, 1000);"  # the list of findings is out of sight
         "const chart = document.querySelector('.heat .chart'), b = chart.getBoundingClientRect();"
         "chart.setPointerCapture = () => {};"
         "const at = (kind, x, y) =>"
@@ -463,6 +464,7 @@ def test_a_rectangle_over_two_columns_finds_the_steps_in_it(page):
         "at('pointerdown', b.left + 1, b.top + 1); at('pointerup', b.right - 1, b.bottom - 1)"
     )
     page.until("/^215 steps in 4 episodes where /.test(document.querySelector('.proofs output').textContent)")
+    assert "listed above" in page.text(".toast .note")
     condition = page.run("return document.querySelector('.steps-where').value")
     assert "observation.place[0]" in condition
     assert "observation.place[1]" in condition
