@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gym_trace.data.agents import AgentEpisode
 from gym_trace.data.returns import Return
 from gym_trace.exchange.formats.contract import ExportReport, ImportReport, Loss
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.healing import HealReport
-from gym_trace.playback.tables.partitions import Partition
+from gym_trace.on_first_use import on_first_use
 from gym_trace.recording.collecting.rollout import RolloutProgress
 from gym_trace.recording.collecting.supervisor import Collected, WorkerState
 from gym_trace.recording.publishing.transfer import TransferReport
@@ -25,6 +27,11 @@ from gym_trace.tools.replay.divergence import Divergence
 from gym_trace.tools.replay.resimulate import Verdict
 from gym_trace.tools.statistics.comparison import Estimate, RunComparison, RunGroup
 from gym_trace.tools.video.render import Rendered
+
+if TYPE_CHECKING:
+    from gym_trace.playback.tables.partitions import Partition
+else:
+    __getattr__ = on_first_use(__name__, {"Partition": "gym_trace.playback.tables.partitions"})  # needs pyarrow
 
 __all__ = [
     "AgentEpisode",

@@ -162,6 +162,10 @@ def test_reading_loads_no_gymnasium() -> None:
     assert not loaded & {"gymnasium", "click", "rich", "http", "ssl", "fsspec", "pyarrow"}
 
 
+def test_classes_of_results_load_no_pyarrow() -> None:
+    assert "pyarrow" not in modules_after("import gym_trace.results")
+
+
 def test_recording_loads_no_optional_package() -> None:
     loaded = modules_after("import gym_trace; gym_trace.TraceRecordingWrapper")
     assert "gymnasium" in loaded

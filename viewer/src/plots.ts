@@ -540,7 +540,7 @@ export class PlotStack {
       nan > 0 && h("span", { class: "tag bad" }, [`${count(nan)} NaN`]),
       infinite > 0 && h("span", { class: "tag bad" }, [`${count(infinite)} ∞`]),
       missing > 0 && h("span", { class: "tag", title: "Values that were not recorded, or cannot be read" }, [`${count(missing)} missing`]),
-      decimated && h("span", { class: "tag", title: `Minimum and maximum of each ${count(decimated.bin)} steps: spikes stay` }, ["decimated"]),
+      decimated && h("span", { class: "tag", title: `Minimum and maximum of each ${count(decimated.bin)} steps: spikes stay` }, ["min and max"]),
     ]);
     const several = panel.items[1] - panel.items[0] > 1 ? ` ${panel.items[0]} to ${panel.items[1] - 1}` : "";
     set(panel.body, { "aria-label": `Plot of ${panel.minus ? "the difference of " : ""}${panel.column.name}${several}, steps ${count(this.view[0])} to ${count(this.view[1])}` });
