@@ -133,6 +133,7 @@ def test_the_order_of_a_set_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatc
             patch.setattr(defects.SetOrder, "names", [f"node {hash_seed}"])
             return work(Arranged(make, World()), *paths)
 
+    monkeypatch.setattr(defects.SetOrder, "names", ["node 0"])
     monkeypatch.setattr(claims, "in_fresh_process", other_order)
     report = gym_trace.audit(defects.SetOrder, **SIZE)
     assert list(found := verdicts(report, "no")) == ["fresh-process"]
