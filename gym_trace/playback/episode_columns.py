@@ -179,15 +179,7 @@ class EpisodeColumns:
 
     def _reset_values(self, name: str, indices: Array) -> list[Any]:
         """Return a value from the reset record of each of these episodes; None if missing. Raises CorruptTrace."""
-        content = self._content
-        whole_indices = indices if content.chosen is None else content.chosen[indices]
-        found: list[Any] = [None] * len(whole_indices)
-        of_writer = np.searchsorted(content.bounds, whole_indices, side="right") - 1
-        for number in np.unique(of_writer).tolist():
-            mine = np.flatnonzero(of_writer == number)
-            for i, entry in content.all_readers[number].starts_of(whole_indices[mine] - content.bounds[number]):
-                found[mine[i]] = entry.get(name)
-        return found
+        return [start.get(name) for start in self._content.starts_of(indices)]
 
     @cached_property
     def _objectives(self) -> Array | None:

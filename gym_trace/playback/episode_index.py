@@ -90,12 +90,23 @@ class EpisodeIndex:
         """The index of each episode in the whole trace."""
         return np.arange(len(self)) if self.chosen is None else self.chosen
 
-    @property
+    @cached_property
     def rows(self) -> Array:
         """The row of each episode in the table of its writer."""
         indices = self.whole_indices
         rows: Array = indices - self.bounds[self._writers_of(indices)]
         return rows
+
+    def starts_of(self, indices: Array) -> list[dict[str, Any]]:
+        """Return the reset records of these episodes; {} if the start was dropped. Not copied. Raises CorruptTrace."""
+        found: list[dict[str, Any]] = [{} for _ in indices]
+        whole_indices = self.whole_indices[indices]
+        writers = self._writers_of(whole_indices)
+        for number in np.unique(writers).tolist():
+            mine = np.flatnonzero(writers == number)
+            for at, start in self.all_readers[number].starts_of(whole_indices[mine] - self.bounds[number]):
+                found[int(mine[at])] = start
+        return found
 
     @cached_property
     def _table(self) -> Array:

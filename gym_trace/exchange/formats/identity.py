@@ -73,35 +73,52 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
 
 def identities(trace: Trace, indices: Array, is_part: Array) -> list[str]:
     """Return identity() of many episodes, mostly from tables, which is faster. is_part: (all episodes,) bool."""
-    table, rows = trace.episodes[indices], trace.rows[indices]
-    writers, readers = table["writer"].tolist(), trace.readers
-    numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
-    ends = _ends_of(trace, table["writer"], rows)
-    has_pending = [bool(reader.pending) for reader in readers]
-    texts = []
+    table, rows, readers = trace.episodes[indices], trace.rows[indices], trace.readers
+    writers, outcomes = table["writer"].tolist(), table["outcome"].tolist()
+    heads = {
+        (writer, outcome): json_text({"writer": readers[writer].writer, "outcome": outcome})[:-1]
+        for writer, outcome in set(zip(writers, outcomes))
+    }
+    ends, has_pending = _ends_of(trace, table["writer"], rows), [bool(reader.pending) for reader in readers]
     finals, parts = table["has_final_observation"].tolist(), is_part[indices].tolist()
-    for index, row, writer, outcome, part, has_final, ended, *values in zip(
-        indices.tolist(), rows.tolist(), writers, table["outcome"].tolist(), parts, finals, ends, *numbers
+    numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
+    texts = []
+    for index, writer, outcome, part, has_final, ended, start, *values in zip(
+        indices.tolist(), writers, outcomes, parts, finals, ends, trace.content.starts_of(indices), *numbers
     ):
         if ended is None or (has_pending[writer] and outcome == "lost"):
             texts.append(identity(trace[index], trace.episodes[index], part))
             continue
-        known: dict[str, Any] = {"writer": readers[writer].writer, "outcome": outcome}
-        known |= {name: value for name, value in zip(_IN_TABLE, values) if name in _ALWAYS or value}
-        start = readers[writer].start_of(row)
-        for name in ("start_time", "end_time"):
-            if known.get(name) == _NOT_A_TIME:
-                del known[name]
-        if known["seed"] < 0:
-            large = start.get("seed") if known.pop("seed") == wire.SEED_ELSEWHERE else None
-            known |= {"seed": tagged(large)} if isinstance(large, int) else {}
-        for name in ("options", "rng_state", "reset_info"):
-            if start.get(name) is not None:
-                known[name] = tagged(unpack(start[name]) if name == "reset_info" else start[name])
-        known |= {"is_part": True} if part else {}
-        known |= {} if has_final else {"has_final_observation": False}
-        texts.append(json_text(known | ({"ended": ended} if ended else {})))
+        number, lane, first_step, seed, begun, over, offset, duration = values
+        text = f'{heads[writer, outcome]}, "episode_id": {number}, "lane": {lane}, "first_step": {first_step}'
+        text += f', "seed": {seed}' if seed >= 0 else ""
+        text += f', "start_time": {begun}' if begun != _NOT_A_TIME else ""
+        text += f', "end_time": {over}' if over != _NOT_A_TIME else ""
+        text += f', "clock_offset": {offset}' if offset else ""
+        text += f', "duration": {duration}' if duration else ""
+        if more := _more(seed, start, part, has_final):
+            text += f", {json_text(more)[1:-1]}"
+        texts.append(text + (_ENDED[tuple(ended)] if ended else "") + "}")
     return texts
+
+
+_ENDED = {
+    (terminated, truncated): f', "ended": {json_text([terminated, truncated])}'
+    for terminated in (False, True)
+    for truncated in (False, True)
+}
+
+
+def _more(seed: int, start: dict[str, Any], is_part: bool, has_final: bool) -> dict[str, Any]:
+    """Return what few episodes have. seed: as in the table. start: the reset record."""
+    known: dict[str, Any] = {}
+    if seed == wire.SEED_ELSEWHERE and isinstance(large := start.get("seed"), int):
+        known["seed"] = tagged(large)
+    for name in ("options", "rng_state", "reset_info"):
+        if start.get(name) is not None:
+            known[name] = tagged(unpack(start[name]) if name == "reset_info" else start[name])
+    known |= {"is_part": True} if is_part else {}
+    return known if has_final else known | {"has_final_observation": False}
 
 
 def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | None]:
@@ -112,12 +129,14 @@ def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | Non
     ends: list[list[bool] | None] = [None] * len(rows)
     for number in np.unique(writers).tolist():
         mine, reader = np.flatnonzero(writers == number), trace.readers[number]
-        parts, flags = reader.parts, reader.fragments.flags[reader.parts.fragments]
+        parts, own = reader.parts, rows[mine]
+        begin, end = parts.first[own.min()], parts.first[own.max() + 1]
+        flags = reader.fragments.flags[parts.fragments[begin:end]]
         flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
-        last = parts.first[1:][rows[mine]] - 1
-        is_plain = flagged[last] == flagged[parts.first[:-1][rows[mine]]]
+        last = parts.first[1:][own] - 1 - begin
+        is_plain = flagged[last] == flagged[parts.first[:-1][own] - begin]
         pairs = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
-        steps = parts.column("steps", rows[mine]).tolist()
+        steps = parts.column("steps", own).tolist()
         for index, plain, pair, count in zip(mine.tolist(), is_plain.tolist(), pairs, steps):
             if plain:
                 ends[index] = pair if count else []

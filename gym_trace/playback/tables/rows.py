@@ -56,6 +56,7 @@ class Tables:
     ):
         self._trace, self._columns, self._numbers = trace, columns, numbers
         self._episodes = trace.episodes if episodes is None else episodes
+        self._taken: tuple[Any, Any] = (None, None)
         self._layouts = trace.writer_agreed_on("observation_space").layouts
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
@@ -158,7 +159,9 @@ class Tables:
         return np.asarray(self._table(indices)[name], dtype)
 
     def _table(self, indices: Array) -> Array:
-        return self._episodes[indices]
+        if self._taken[0] is not indices:  # all columns of a block have the same indices
+            self._taken = indices, self._episodes[indices]
+        return self._taken[1]
 
     def _returns(self, indices: Array) -> pa.Array:
         if not self._objectives:
@@ -175,25 +178,15 @@ class Tables:
 
     def _large_seeds(self, indices: Array) -> list[str | None]:
         seeds = self._seeds(indices)
-        large = [start.get("seed") for start in self._starts(indices)]
+        large = [start.get("seed") for start in self._trace.content.starts_of(indices)]
         return [
             str(seed) if seed is not None else str(found) if isinstance(found, int) else None
             for seed, found in zip(seeds, large)
         ]
 
     def _options(self, indices: Array) -> list[str | None]:
-        options = [start.get("options") for start in self._starts(indices)]
+        options = [start.get("options") for start in self._trace.content.starts_of(indices)]
         return [None if given is None else json_text(tagged(given)) for given in options]
-
-    def _starts(self, indices: Array) -> list[dict[str, Any]]:
-        """Return the reset records of episodes; {} if the start was dropped."""
-        found: list[dict[str, Any]] = [{} for _ in indices]
-        writers, rows = self._trace.content["writer"][indices], self._trace.rows[indices]
-        for number in np.unique(writers).tolist():
-            mine = np.flatnonzero(writers == number)
-            for index, start in self._trace.readers[number].starts_of(rows[mine]):
-                found[int(mine[index])] = start
-        return found
 
 
 def _before(runs: StepRuns) -> Any:
