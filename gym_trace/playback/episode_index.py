@@ -100,7 +100,7 @@ class EpisodeIndex:
     def starts_of(self, indices: Array) -> list[dict[str, Any]]:
         """Return the reset records of these episodes; {} if the start was dropped. Not copied. Raises CorruptTrace."""
         found: list[dict[str, Any]] = [{} for _ in indices]
-        whole_indices = self.whole_indices[indices]
+        whole_indices = indices if self.chosen is None else self.chosen[indices]
         writers = self._writers_of(whole_indices)
         for number in np.unique(writers).tolist():
             mine = np.flatnonzero(writers == number)

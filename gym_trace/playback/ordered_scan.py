@@ -123,7 +123,7 @@ class OrderedScan:
                 yield from self._windows(range(first, last))
             else:
                 rows = self._rows[first:last]
-                fragments = parts.fragments[_ranges(parts.first[rows], np.diff(parts.first)[rows])]
+                fragments = parts.fragments[_ranges(parts.first[rows], parts.first[rows + 1] - parts.first[rows])]
                 yield _Task(first, last, np.unique(self._chunks_of(fragments)).tolist())
 
     def _windows(self, numbers: range) -> Iterator[_Task]:
@@ -162,7 +162,7 @@ class OrderedScan:
         if chunks is None:
             return None
         rows = self._rows[task.first : task.last]
-        counts = np.diff(parts.first)[rows]
+        counts = parts.first[rows + 1] - parts.first[rows]
         fragments = parts.fragments[_ranges(parts.first[rows], counts)]  # in the order of the episodes
         found, flags = self._chunks_of(fragments), reader.fragments.flags[fragments]
         steps = reader.fragments.steps[fragments].astype(np.int64)
