@@ -161,7 +161,8 @@ class Tables:
     def _table(self, indices: Array) -> Array:
         if self._taken[0] is not indices:  # all columns of a block have the same indices
             self._taken = indices, self._episodes[indices]
-        return self._taken[1]
+        table: Array = self._taken[1]
+        return table
 
     def _returns(self, indices: Array) -> pa.Array:
         if not self._objectives:
