@@ -19,7 +19,7 @@ from gym_trace.exchange.formats.imported import NewSteps
 from gym_trace.printable import printable
 
 _LONGEST_TEXT = 1 << 16
-_NEXT_DIFFER = "some next observations differ from the following observations; skipped"
+NEXT_DIFFER = "some next observations differ from the following observations; skipped"
 ANY_TEXT: PlainSpace = {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
 
 
@@ -85,9 +85,9 @@ def steps_of(
         yield (cut(rows["next_observations"], -1) if "next_observations" in rows else final), None
 
     for observations, rows in after_steps(parts()):
-        if warnings is not None and "next_observations" in rows and _NEXT_DIFFER not in warnings:
+        if warnings is not None and "next_observations" in rows and NEXT_DIFFER not in warnings:
             pairs = zip(leaves_of(observations), leaves_of(rows["next_observations"]))
-            warnings += [] if all(_ends_with(before, after) for before, after in pairs) else [_NEXT_DIFFER]
+            warnings += [] if all(_ends_with(before, after) for before, after in pairs) else [NEXT_DIFFER]
         columns = {name: rows[name] for name in NewSteps._fields[1:] if name in rows}
         if not has_values(columns.get("infos")):
             columns["infos"] = None

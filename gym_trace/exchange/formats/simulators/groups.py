@@ -18,11 +18,10 @@ from gym_trace.exchange.formats.foreign import in_parts, widest
 from gym_trace.exchange.formats.hdf5.reading import H5Group, H5Rows, columns_in, step_ranges
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.infos import infos_of
-from gym_trace.exchange.formats.rows import first_writer, named
+from gym_trace.exchange.formats.rows import NEXT_DIFFER, first_writer, named
 from gym_trace.playback.row_types import RowType
 
 Name = tuple[str, ...]  # path of an array in the group of an episode
-_NEXT_DIFFER = "some next observations differ from the following observations; skipped"
 _MOST_BESIDE = 1 << 20  # bytes of the arrays of an episode that are not of its steps
 BESIDE = "arrays"  # key of a reset info with these
 NO_OBSERVATIONS: PlainSpace = widest(np.dtype(np.float32), (0,))
@@ -183,7 +182,7 @@ class StoredEpisode:
         size = sum(rows.row_size for rows in self.columns.values())
         for begin, end in step_ranges(self.steps, size):
             observed = [read(begin, end + 1) for read in leaves]
-            if has_final and format.next_observations and _NEXT_DIFFER not in warnings:
+            if has_final and format.next_observations and NEXT_DIFFER not in warnings:
                 self._compare_next(layouts.observations, observed, begin, warnings)
             rewards = self._scalars("rewards", begin, end)
             ends, cuts = (self._scalars(name, begin, end) for name in (format.terminations, format.truncations))
@@ -203,7 +202,7 @@ class StoredEpisode:
         for leaf, rows in zip(layout.leaves(), observed):
             after = self.columns.get((self.format.next_observations, *self.format.name_of(leaf)[1:]))
             if after is not None and after.read(begin, begin + len(rows) - 1).tobytes() != rows[1:].tobytes():
-                warnings.append(_NEXT_DIFFER)
+                warnings.append(NEXT_DIFFER)
                 return
 
     def _scalars(self, name: str, begin: int, end: int) -> Array | None:
