@@ -86,7 +86,7 @@ def _traces_at(directory: str) -> Iterator[str]:
     """Yield the trace in a directory, or those below it, for each directory that matches. Raises TraceNotFound."""
     matching = [directory] if is_url(directory) or os.path.exists(directory) else sorted(glob.glob(directory))
     for path in matching or [directory]:
-        is_run = Path(path, "run.json").is_file() and Path(path, "trace").is_dir()  # of gym-trace train
+        is_run = Path(path, "run.json").is_file() and Path(path, "trace").is_dir()  # gym-trace train writes both
         root = os.path.join(path, "trace") if is_run else path
         found = list(gym_trace.find_traces(root, deepest=0)) or list(gym_trace.find_traces(root))
         if not found and path == directory:

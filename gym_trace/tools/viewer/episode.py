@@ -536,7 +536,7 @@ class Difference(ViewedEpisode):
         given = [of._numbers(of.columns[column.name], start, stop, items) for of in (self._one, self._other)]
         one, other = (values.astype(np.float64) for values, _ in given)
         missing = [mask for _, mask in given if mask is not None]
-        with np.errstate(invalid="ignore"):  # of infinities
+        with np.errstate(invalid="ignore"):  # infinity less infinity is NaN
             return one - other, np.logical_or.reduce(missing) if missing else None
 
 

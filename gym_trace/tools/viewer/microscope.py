@@ -31,7 +31,7 @@ NAMES = {
 }
 _SCANNED = 1 << 17  # steps whose columns are in memory together
 _NEGLIGIBLE = 1e-17  # discount of a reward that no longer counts
-_MOST_BYTES = 1 << 20  # of a file beside the trace
+_MOST_BYTES = 1 << 20  # read from a file beside the trace
 _MOST_CHARACTERS = 2000
 VERSION, VALUE_ERROR = "version", "value error"
 _OF = {VERSION: "version", VALUE_ERROR: "value", "entropy": "entropy"}  # figures, and the annotation of each
@@ -150,7 +150,7 @@ class Figures:
         """Take over the figures of episodes that have not changed; return True for the others."""
         numbers = {reader.writer: number for number, reader in enumerate(self.trace.readers)}
         both = np.concatenate([_identities(trace, numbers) for trace in (before.trace, self.trace)])
-        order, count = np.lexsort(both.T), len(before.trace)  # of equal ones, the earlier state comes first
+        order, count = np.lexsort(both.T), len(before.trace)  # stable: an earlier state stays first
         old, new = order[:-1], order[1:]
         is_same = (both[old] == both[new]).all(axis=1) & (old < count) & (new >= count)
         old, new = old[is_same], new[is_same] - count

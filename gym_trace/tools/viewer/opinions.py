@@ -17,7 +17,7 @@ from gym_trace.recording.collecting.rollout import reset_policy
 from gym_trace.tools.viewer.rendering import Recipe
 
 _BLOCK = 1024  # steps that are read at once
-_SEED = 0  # of policies that sample
+_SEED = 0  # policies that sample start from it
 
 
 class Question(NamedTuple):

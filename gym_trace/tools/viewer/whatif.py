@@ -28,7 +28,7 @@ from gym_trace.tools.viewer.rendering import Recipe
 from gym_trace.tools.viewer.trace import ViewedTrace
 
 MOST_BRANCHES = 200
-_MOST_VERSIONS = 20  # of a run, in the list of policies
+_MOST_VERSIONS = 20  # the list of policies shows the newest
 _ENDED = ("terminated", "truncated")
 
 

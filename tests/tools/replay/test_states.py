@@ -169,7 +169,7 @@ def test_the_state_after_the_last_step_joins_what_was_known_before(is_over: bool
         env.step(1)
     if is_over:
         env.close()
-    (episode,) = open_trace(tmp_path / "trace")  # of a writer that lives, from its ring
+    (episode,) = open_trace(tmp_path / "trace")  # the writer still runs: read from its ring
     final = episode.states["final"].tolist()
     assert (final[:59], struct.unpack("<d", final[59]["state"])[0]) == ([None] * 59, episode.observations[60, 0])
     assert [struct.unpack("<d", one["state"])[0] for one in episode.states["environment"]] == (

@@ -17,7 +17,7 @@ from gym_trace.exchange.formats.minari.spaces import Name, is_picture, jpeg_pict
 
 _DEEPEST = 32
 _ROOTS, _FLAGS = ("observations", "actions"), ("terminations", "truncations")
-Spaces = tuple[PlainSpace, PlainSpace]  # of observations and actions
+Spaces = tuple[PlainSpace, PlainSpace]  # the observation space, the action space
 KnownSpaces = tuple[PlainSpace | None, PlainSpace | None]  # None: as wide as the arrays
 InfoRows = tuple[list[Any] | None, dict[str, Any]]  # infos, and annotations by name
 

@@ -167,7 +167,7 @@ def _paths_of(column: ArrowColumn) -> Iterator[str]:
 
 
 _FOLDERS = ("steps", "episodes")
-_FIELDS = {  # of NewSteps, by the columns
+_FIELDS = {  # the field of NewSteps for each column
     "observation": "observations",
     "action": "actions",
     "reward": "rewards",

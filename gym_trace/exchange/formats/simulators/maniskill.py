@@ -33,7 +33,7 @@ from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 
 _KIND = "ManiSkill"
-_NAME = "trajectory"  # of the files of an export, without endings
+_NAME = "trajectory"  # an export writes NAME.h5 and NAME.json
 _MAP = GroupMap("traj_", "obs", "", "", "terminated", "truncated", "env_states", True, ("success", "fail"))
 _OWN = ("episode_id", "elapsed_steps", KEY)  # keys of an episode in the JSON that follow from the arrays
 _WARNING = "ManiSkill stores no spaces and no times; the spaces are as wide as the dtypes"
