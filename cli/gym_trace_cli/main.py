@@ -61,6 +61,7 @@ SECTIONS = {
         "check": ("check", "check", "Verify every checksum and locate damage."),
         "repair": ("check", "repair", "Write a clean copy of everything readable."),
         "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
+        "doctor": ("doctor", "command", "Check whether recording works here, for bug reports."),
     },
     "Change and exchange": {
         "edit": ("edit", "command", "Merge, split, filter, drop, compact or annotate traces."),
@@ -102,6 +103,7 @@ HINTS = {
     "cmp": "'diff' compares traces bit for bit, 'compare' returns of runs",
     **dict.fromkeys(("check-env", "check_env"), "'audit' plays an environment in several arrangements"),
     **dict.fromkeys(("query", "duckdb"), "'sql' queries steps and episodes"),
+    **dict.fromkeys(("selftest", "bugreport", "env"), "'doctor' checks this installation"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
 

@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import stat
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ class LocalStorage(Storage):
         return None
 
     def map(self, name: str, content: bytes, size: int) -> LocalMapping | None:
-        if not hasattr(os, "posix_fallocate") or _file_system(self.root) not in _SAFE_TO_MAP:
+        if self.why_unmapped() is not None:
             return None
         path, fresh = self.path(name), self.path(name + ".part")
         fd = open_new(fresh)
@@ -126,6 +127,13 @@ class LocalStorage(Storage):
         finally:
             os.close(fd)
         return mapping
+
+    def why_unmapped(self) -> str | None:
+        """Return why map() maps no file in this directory; None if it does. Raises OSError."""
+        if not hasattr(os, "posix_fallocate"):
+            return f"{sys.platform} cannot reserve disk space for a file"
+        kind = _file_system(self.root)
+        return None if kind in _SAFE_TO_MAP else f"no safe memory-mapped files on {kind or 'an unknown file system'}"
 
     def append(self, name: str, data: bytes) -> None:
         fd = open_regular(self.path(name), os.O_WRONLY | os.O_APPEND)

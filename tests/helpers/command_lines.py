@@ -43,6 +43,7 @@ LINES = [
     CommandLine("check TRACE"),
     CommandLine("repair TRACE -o NEW"),
     CommandLine("proof verify TRACE --make builtins:dict", None, reads=False),
+    CommandLine("doctor", reads=False),
     CommandLine("edit merge TRACE SOUND -o NEW"),
     CommandLine("export TRACE --to jsonl -o NEW", reads=False),
     CommandLine("import TRACE -o NEW", None, reads=False),
