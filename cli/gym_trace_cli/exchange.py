@@ -13,7 +13,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
 from gym_trace_cli.help import headed, option, printing_option, section
-from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option, trace_argument
+from gym_trace_cli.options import PATH, POSITIVE, EnvArg, json_option, quiet_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -107,6 +107,7 @@ def export(
     option("--from FORMAT", "Format. Default: detected.", name="form", shell_complete=formats),
     option("--map NAME=COLUMN,…", "Map table columns, e.g. obs=state,acts=action.", name="columns", multiple=True),
     _set_option("last_step=step"),
+    option("--limit N", "Import the first N episodes.", POSITIVE),
     _list_option("importers"),
 )
 @section("Output", option("-o, --output DIR", "New directory.", PATH, required=True), quiet_option, json_option)
@@ -116,6 +117,7 @@ def import_(
     form: str | None,
     columns: tuple[str, ...],
     options: tuple[tuple[str, Any], ...],
+    limit: int | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -131,7 +133,8 @@ def import_(
     mapped = {"map": ",".join(columns)} if columns else {}
     with ProgressLine(quiet=quiet) as progress:
         counting = progress.counting()
-        report = gym_trace.import_trace(path, output, form, on_progress=counting, **{**dict(options), **mapped})
+        chosen = {**dict(options), **mapped}
+        report = gym_trace.import_trace(path, output, form, limit=limit, on_progress=counting, **chosen)
     if as_json:
         plain = report.to_json()
         show.json_line({"directory": plain.pop("destination"), **plain})

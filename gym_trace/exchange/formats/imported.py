@@ -78,6 +78,7 @@ class Imported:
         kind: the format, in words.
         schemas: schema of each writer, by its id.
         segments: (id of a writer, part of its content), read on demand; None as content: the writer is complete.
+        ends: called after these; yields (id of a writer, end of an episode in parts).
         total: number of steps, or of another unit that done() counts; 0: unknown.
         done: returns the amount read so far.
         facts: of the whole trace: author, license, description …
@@ -90,6 +91,7 @@ class Imported:
     segments: Iterator[tuple[str, Segment | None]]
     total: int = 0
     done: Callable[[], int] = lambda: 0
+    ends: Callable[[], Iterable[tuple[str, Segment]]] = lambda: ()
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     beside: list[FilePath] = field(default_factory=list)
@@ -149,7 +151,23 @@ def imported(
     if writer is not None:
         builder.add_writer(writer if is_writer_id(writer) else new_writer_id())
     facts = dict(original.get("facts") or facts or {})
-    return Imported(kind, schemas, builder.segments(episodes), steps, lambda: builder.steps, facts, list(warnings))
+    segments = builder.segments(episodes)
+    return Imported(kind, schemas, segments, steps, lambda: builder.steps, builder.ends, facts, list(warnings))
+
+
+def first_episodes(segments: Iterable[tuple[str, Segment | None]], limit: int) -> Iterator[tuple[str, Segment | None]]:
+    """Yield the segments of the first `limit` episodes, and read no more."""
+    left = limit
+    for name, segment in segments:
+        if segment is not None:
+            count = int(np.count_nonzero(segment.fragments["flags"] & wire.STOPS))
+            if count > left:  # of several episodes, which have no steps
+                columns = {path: rows[:left] for path, rows in cast(Columns, segment.columns).items()}
+                segment = Segment(segment.fragments[:left], columns, segment.size)
+            left -= count
+        yield name, segment
+        if left <= 0:
+            return
 
 
 def together(parts: Sequence[Imported]) -> Imported:
@@ -158,6 +176,7 @@ def together(parts: Sequence[Imported]) -> Imported:
     def segments() -> Iterator[tuple[str, Segment | None]]:
         for part in parts:
             yield from part.segments
+            yield from part.ends()
             for name in part.schemas:
                 yield name, None
 
@@ -167,6 +186,7 @@ def together(parts: Sequence[Imported]) -> Imported:
         segments(),
         sum(part.total for part in parts),
         lambda: sum(part.done() for part in parts),
+        lambda: (end for part in parts for end in part.ends()),
         {key: value for part in parts for key, value in part.facts.items()},
         [warning for part in parts for warning in part.warnings],
         [file for part in parts for file in part.beside],
@@ -199,7 +219,11 @@ class _Builder:
                 yield from self._episode_segments(writer, episode, known)
             except (wire.OutOfRange, OverflowError) as error:
                 raise malformed("an episode") from error
-        for (writer, _), end in self._ends.items():
+
+    def ends(self) -> Iterator[tuple[str, Segment]]:
+        """Yield the ends of the episodes in parts, once."""
+        ends, self._ends = self._ends, {}
+        for (writer, _), end in ends.items():
             yield writer, end
 
     def add_writer(self, name: str) -> str:
@@ -241,6 +265,9 @@ class _Builder:
                 closing = wire.STOPS | wire.PLACEHOLDER * (not known["has_final_observation"])
                 # The end of a lost episode is mostly unknown.
                 closing |= wire.ENDS * (not is_part and (outcome > 0 or "end_time" in known))
+                if is_part and OUTCOMES[outcome] != "lost":
+                    ended = first_step + episode.steps
+                    self._ends[key] = _segment(known, ended, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
             columns = _columns(layouts, steps, flags.shape[1], has_initial)
             yield writer, _segment(known, first_step + done, flags, columns, opening, closing, outcome)
             done += flags.shape[1]
@@ -249,8 +276,6 @@ class _Builder:
                 break
         if done != episode.steps:
             raise UnreadableRecording(f"an episode of {episode.steps} steps has only {done}")
-        if is_part and OUTCOMES[outcome] != "lost":
-            self._ends[key] = _segment(known, first_step + done, _NO_FLAGS, {}, closing=wire.ENDS, outcome=outcome)
 
 
 def _flags(steps: NewSteps, last: bool, outcome: str | None) -> Array:

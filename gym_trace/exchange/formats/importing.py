@@ -17,7 +17,7 @@ from gym_trace.data.schema import WriterSchema
 from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording, UnstorableValue
 from gym_trace.exchange.formats.contract import Importer, ImportReport
 from gym_trace.exchange.formats.foreign import check_files, check_links, most_episodes
-from gym_trace.exchange.formats.imported import Imported
+from gym_trace.exchange.formats.imported import Imported, first_episodes
 from gym_trace.exchange.formats.registry import importer_for, importer_named
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
@@ -40,6 +40,7 @@ def import_trace(
     destination: str | os.PathLike[str],
     format: str | Importer | None = None,
     *,
+    limit: int | None = None,
     on_progress: Progress | None = None,
     **options: Any,
 ) -> ImportReport:
@@ -54,6 +55,7 @@ def import_trace(
         path: a directory or a file.
         destination: a new or empty directory. The trace appears when complete.
         format: a name such as "minari", or an importer; None: detected.
+        limit: number of episodes to import, from the first; the rest is not read. None: all.
         on_progress: called periodically with the amount done and the total; 0: unknown.
         options: those of the format, such as map={"observations": "state"}, which names the columns of a "table".
 
@@ -61,13 +63,15 @@ def import_trace(
         TraceNotFound: nothing to import at path.
         UnreadableRecording: the recording is damaged, or not safe to read.
         TraceExists: destination is not empty.
-        InvalidOption: unknown format or option; destination lies in path.
+        InvalidOption: unknown format or option; limit below 1; destination lies in path.
         MissingExtra: a package that reads this format is not installed.
         RecordingError: the trace could not be written.
     """
     began, source = time.perf_counter(), Path(path)
     if is_url(path):
         raise InvalidOption("path: is a URL; copy it to a local path, and import that")
+    if limit is not None and limit < 1:
+        raise InvalidOption(f"limit={limit}: must be at least 1")
     max_episodes = most_episodes(check_files(source))
     if options and not isinstance(format, str | None):
         raise InvalidOption("options: need a format name; configure the importer itself")
@@ -80,7 +84,7 @@ def import_trace(
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
-            _Import(StagedStorage(staged), report, importer.read(source), max_episodes).write(on_progress)
+            _Import(StagedStorage(staged), report, importer.read(source), max_episodes, limit).write(on_progress)
         except UnreadableRecording as error:
             if printable(source) in str(error):
                 raise
@@ -99,23 +103,29 @@ def import_trace(
 class _Import:
     """Writes what an importer has read."""
 
-    def __init__(self, storage: StagedStorage, report: ImportReport, imported: Imported, max_episodes: int):
-        self._storage, self._report, self._imported, self._max_episodes = storage, report, imported, max_episodes
+    def __init__(
+        self, storage: StagedStorage, report: ImportReport, imported: Imported, max_episodes: int, limit: int | None
+    ):
+        self._storage, self._report, self._imported = storage, report, imported
+        self._max_episodes, self._limit = max_episodes, limit
         self._created = time.time_ns()
         self._open: dict[str, tuple[BatchFiles, ChunkWriter]] = {}
 
     def write(self, on_progress: Progress | None) -> None:
-        imported = self._imported
+        imported, limit = self._imported, self._limit
+        total = imported.total if limit is None else 0
         try:
-            for name, segment in imported.segments:
+            for name, segment in imported.segments if limit is None else first_episodes(imported.segments, limit):
                 with self._writing():
                     if segment is None:  # the writer has no more segments
                         self._close(name)
                     else:
                         self._add(name, segment)
                 if on_progress is not None:
-                    on_progress(imported.done(), imported.total)
+                    on_progress(imported.done(), total)
             with self._writing():
+                for name, end in imported.ends():
+                    self._add(name, end)
                 self._end()
         finally:
             for writer, _ in self._open.values():
@@ -141,8 +151,9 @@ class _Import:
 
     def _end(self) -> None:
         report, imported = self._report, self._imported
+        is_whole = self._limit is None or report.episodes < self._limit
         for name in imported.schemas:
-            if name in self._open or name not in report.writers:
+            if name in self._open or (is_whole and name not in report.writers):
                 self._close(name)
         report.kinds, report.warnings = [imported.kind], list(dict.fromkeys(imported.warnings))
         facts: Facts = {}

@@ -34,7 +34,7 @@ from gym_trace.errors import (
     UnreadableRecording,
 )
 from gym_trace.exchange.formats import registry
-from gym_trace.exchange.formats.conformance import make_zoo
+from gym_trace.exchange.formats.conformance import difference, loaded_from, make_zoo
 from gym_trace.exchange.formats.contract import ExportPlan, Loss, Target
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.storage import staging
@@ -526,6 +526,17 @@ def test_writers_of_an_import_that_end_one_after_the_other_may_be_many(tmp_path:
     report = import_trace(tmp_path / "old", tmp_path / "back")
     assert (len(report.writers), report.episodes) == (300, 300)
     assert len(open_trace(tmp_path / "back").writers) == 300
+
+
+@pytest.mark.parametrize("kind", ["parts", "ends"])
+def test_an_import_of_the_first_episodes_equals_them(kind: str, traces: dict[str, Path], tmp_path: Path) -> None:
+    trace = open_trace(traces[kind])
+    export(trace, tmp_path / "out.jsonl")
+    for limit in (1, 4, len(trace), len(trace) + 1):
+        back = open_trace(import_trace(tmp_path / "out.jsonl", tmp_path / str(limit), limit=limit).destination)
+        assert not difference(ExportSource(trace[:limit]), loaded_from(back), {"identity"})
+    with pytest.raises(InvalidOption, match="limit=0"):
+        import_trace(tmp_path / "out.jsonl", tmp_path / "none", limit=0)
 
 
 def test_parts_of_episodes_are_known_as_such_in_a_view_of_another_order(tmp_path: Path) -> None:
