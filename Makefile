@@ -6,7 +6,7 @@ DEMO ?= demo_trace
 PAGE := tests/tools/viewer/test_page_browser.py
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers test-interop test-remote sanitize flat samples viewer pictures wheel release bench bench-against bench-batches bench-device bench-training clean
+.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures paper wheel release bench bench-against bench-batches bench-device bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -77,6 +77,11 @@ compat:
 strangers:
 	PYTHON=$(PYTHON) SOURCES=$(SOURCES) bash tests/strangers.sh $(STRANGERS)
 
+# Golden traces of other people's environments, in golden/. WITH="mujoco==3.3.5" verifies them with other versions;
+# PACKAGES="gymnasium minigrid" chooses.
+corpus:
+	PYTHON=$(PYTHON) WITH="$(WITH)" PACKAGES="$(PACKAGES)" bash tests/corpus.sh
+
 # What export writes, loaded by the packages that people train with, and what import reads, in environments of their own (12 GB).
 # ONLY="main lerobot" for some of main, lerobot and tfds; TESTS="-k minari" chooses tests.
 test-interop:
@@ -108,6 +113,12 @@ viewer/node_modules/.installed: viewer/package-lock.json
 # The pictures and the animation of the viewer in the documents, from recordings; needs Chromium and chromedriver.
 pictures: $(VENV)/.dev
 	$(BIN)/python docs/pictures/make_pictures.py
+
+# The paper as build/paper.pdf.
+paper:
+	test -x .venv-paper/bin/python || $(PYTHON) -m venv .venv-paper
+	.venv-paper/bin/pip install --quiet --disable-pip-version-check pypandoc_binary typst
+	.venv-paper/bin/python paper/make_paper.py
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
@@ -149,4 +160,4 @@ bench-training: .venv-bench/.installed
 
 clean:
 	rm -f gym_trace/*/_*.so
-	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-interop* .venv-remote $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-corpus* .venv-paper .venv-interop* .venv-remote $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,18 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
 
-environment() { # name, requirements ...
-    local directory=".venv-$1" requirement
-    shift
-    [ -x "$directory/bin/python" ] || "${PYTHON:-python3}" -m venv "$directory" || exit 1
-    echo "== $directory: $*"
-    "$directory/bin/pip" install --quiet --disable-pip-version-check -e . pytest pytest-timeout pytest-xdist || exit 1
-    "$directory/bin/pip" install --quiet --disable-pip-version-check "$@" && return
-    for requirement in "$@"; do # what does not install is said, and the rest goes on
-        "$directory/bin/pip" install --quiet --disable-pip-version-check "$requirement" ||
-            echo "strangers: $requirement does not install on $("$directory/bin/python" --version)"
-    done
-}
+. tests/environment.sh
 
 suite() { # name, pytest arguments ...
     local directory=".venv-$1"
