@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from gym_trace.tools.statistics.summary import summarize as summarize
     from gym_trace.tools.transfer import pull as pull
     from gym_trace.tools.transfer import push as push
-    from gym_trace.tools.transfer import sync as sync
     from gym_trace.tools.video.render import render as render
     from gym_trace.training.api import train as train
 
@@ -114,7 +113,6 @@ _HOMES = {
     "repair_trace": "gym_trace.tools.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",
     "summarize": "gym_trace.tools.statistics.summary",
-    "sync": "gym_trace.tools.transfer",
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.tools.replay.verify",
 }

@@ -102,7 +102,7 @@ class CorruptTrace(TraceError):
         self.offset = offset
         where = "" if path is None else f"{printable(self.path)}: "
         at = "" if offset is None else f" at byte {offset}"
-        hint = "" if path is None else "; 'gym-trace check' lists all damage, 'gym-trace repair' saves the rest"
+        hint = "" if path is None else "; 'gym-trace check' lists all damage, 'gym-trace edit repair' saves the rest"
         super().__init__(f"{where}{self.problem}{at}{hint}")
 
     def located(self, path: str | os.PathLike[str], offset: int) -> CorruptTrace:

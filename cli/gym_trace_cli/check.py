@@ -1,4 +1,4 @@
-"""gym-trace check and gym-trace repair"""
+"""gym-trace check and gym-trace edit repair"""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
             f"{show.count(report.steps, 'step')} can be read"
         )
     if report.damages:
-        command = show.command("repair", directory, "-o", "NEW")
+        command = show.command("edit", "repair", directory, "-o", "NEW")
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {command} saves the rest")
     if report.healed:
-        fix = f"{show.command('repair', directory, '--in-place')} writes them back"
+        fix = f"{show.command('edit', 'repair', directory, '--in-place')} writes them back"
         if is_url(directory):
             fix = f"{show.command('pull', directory, 'NEW')} writes them into the copy"
         click.echo(f"{show.count(len(report.healed), 'damaged place')} restored from parity; {fix}")
@@ -86,7 +86,7 @@ def repair(directory: str, output: str | None, in_place: bool, salvage: bool, qu
     back into damaged batches, as far as their parity allows.
 
     \b
-    gym-trace repair traces/cartpole -o traces/repaired
+    gym-trace edit repair traces/cartpole -o traces/repaired
     """
     if in_place == (output is not None):
         raise click.UsageError("pass either -o NEW or --in-place")
@@ -128,7 +128,7 @@ def _heal(directory: str, quiet: bool, as_json: bool) -> int:
     if report.unprotected:
         click.echo(f"note: {show.count(len(report.unprotected), 'file')} without parity, written by an older release")
     if report.hopeless:
-        command = show.command("repair", directory, "-o", "NEW")
+        command = show.command("edit", "repair", directory, "-o", "NEW")
         click.echo(f"{show.count(len(report.hopeless), 'damaged place')} beyond parity; {command} saves the rest")
     restored = show.count(len(report.healed), "damaged place") if report.healed else "nothing"
     click.echo(f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: {restored} restored")

@@ -10,6 +10,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.check import repair
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import Group, Parsed, bundle, option, section
 from gym_trace_cli.options import PATH, json_option, named_callable, trace_argument
@@ -120,7 +121,7 @@ _new_or_in_place_options = section(
 
 @click.group("edit", cls=Group)
 def command() -> None:
-    """Merge, split or filter traces, and change their columns.
+    """Merge, split, filter or repair traces, and change their columns.
 
     Only --in-place and annotate modify a trace. Seeds, generator states, times,
     outcomes, writers and episode ids are kept, so the result still verifies.
@@ -319,6 +320,9 @@ def annotate(
         click.echo(show.printable(f"{key}: {text}"))
     if not all_facts:
         click.echo("no facts; add some with --set")
+
+
+command.add_command(repair)
 
 
 def _print_report(report: EditReport) -> None:

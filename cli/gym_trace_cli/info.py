@@ -1,4 +1,4 @@
-"""gym-trace info and gym-trace card"""
+"""gym-trace info"""
 
 from __future__ import annotations
 
@@ -28,19 +28,41 @@ _MOST_PENDING = 8  # interrupted actions, one per lane
 SECONDS = 1.0  # between refreshes
 
 
+def _report(path: str) -> Any:
+    """Return the JSON document of a file."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path}: {error}") from error
+
+
 @headed("info")
 @trace_argument
 @section(
     "Output",
     option("--follow", "Report changes every second until all writers close."),
     option("--json", "Print one JSON object; with --follow, JSON lines.", name="as_json"),
+    option("--card FILE", "Write a dataset card, e.g. DIR/README.md; - prints it.", PATH),
+    option("--audit FILE", "With --card: list the claims in this output of 'audit --json'.", _report),
 )
-def command(directory: str, follow: bool, as_json: bool) -> None:
+def command(directory: str, follow: bool, as_json: bool, card: str | None, audit: dict[str, Any] | None) -> None:
     """Describe a trace: environment, spaces, seeds, writers, files, health.
+
+    A dataset card is Markdown with Hugging Face metadata: the facts of 'gym-trace
+    edit annotate', environment, spaces, returns and provenance, without stored
+    command lines and uncommitted changes.
 
     \b
     gym-trace info traces/cartpole --follow
+    gym-trace info traces/cartpole --card traces/cartpole/README.md
     """
+    if card is not None:
+        if follow or as_json:
+            raise click.UsageError("--card excludes --follow and --json")
+        _write_card(directory, card, audit)
+        return
+    if audit is not None:
+        raise click.UsageError("--audit: needs --card; pass both")
     trace = gym_trace.open_trace(directory)
     if as_json and not follow:
         show.json_line(gym_trace.describe(trace), indent=2, allow_nan=False)
@@ -48,6 +70,14 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
         _print_info(gym_trace.describe(trace))
     if follow:
         _follow(trace, as_json)
+
+
+def _write_card(directory: str, card: str, audit: dict[str, Any] | None) -> None:
+    text = gym_trace.dataset_card(directory, None if card == "-" else card, audit=audit)
+    if card == "-":
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"written to {show.printable(card)}")
 
 
 def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
@@ -220,42 +250,10 @@ def _health(info: Info) -> Iterator[str]:
     if dead:
         end = "stopped" if "killed" not in states else "died"
         yield f"{show.count(dead, 'writer')} {end} while recording: episodes left open have the outcome lost"
-    repair = show.command("repair", directory, "-o", "NEW")
+    repair = show.command("edit", "repair", directory, "-o", "NEW")
     if damage:
         yield f"{show.command('check', directory)} names all damage, {repair} saves the rest"
     elif dead:
         yield f"no damage found; {repair} writes a copy that is sealed"
     else:
         yield f"no damage found on opening; {show.command('check', directory)} compares every checksum"
-
-
-def _report(path: str) -> Any:
-    """Return the JSON document of a file."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise click.BadParameter(f"{path}: {error}") from error
-
-
-@headed("card")
-@trace_argument
-@section(
-    "Output",
-    option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH),
-    option("--audit FILE", "List the claims of this output of 'gym-trace audit --json'.", _report),
-)
-def card(directory: str, output: str | None, audit: dict[str, Any] | None) -> None:
-    """Show or write a dataset card: Markdown with Hugging Face metadata.
-
-    It combines 'gym-trace record --author --license --description --tag' and
-    'gym-trace edit annotate' with environment, spaces, returns and provenance.
-    It omits stored command lines and uncommitted changes.
-
-    \b
-    gym-trace card traces/cartpole -o traces/cartpole/README.md
-    """
-    text = gym_trace.dataset_card(directory, output, audit=audit)
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        click.echo(f"written to {show.printable(output)}")

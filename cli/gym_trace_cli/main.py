@@ -59,19 +59,15 @@ SECTIONS = {
         "diff": ("verify", "diff", "Compare two traces, episode by episode, bit for bit."),
         "lint": ("lint", "command", "Find wrong data: NaN, frozen sensors, duplicates and more."),
         "check": ("check", "check", "Verify every checksum and locate damage."),
-        "repair": ("check", "repair", "Write a clean copy of everything readable."),
         "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
         "doctor": ("doctor", "command", "Check whether recording works here, for bug reports."),
     },
     "Change and exchange": {
-        "edit": ("edit", "command", "Merge, split, filter, drop, compact or annotate traces."),
+        "edit": ("edit", "command", "Merge, split, filter, repair, compact or annotate traces."),
         "export": ("exchange", "export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
         "import": ("exchange", "import_", "Convert recordings of other packages to a trace."),
-        "card": ("info", "card", "Show or write a dataset card with Hugging Face metadata."),
         "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
         "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
-        "sync": ("transfer", "sync", "Copy missing files between a directory and a URL, both ways."),
-        "cache": ("transfer", "cache", "Clear the disk cache of traces at URLs."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
@@ -84,7 +80,7 @@ HINTS = {
     **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
     **{
         name: f"use 'edit {name}'"
-        for name in ("merge", "split", "filter", "drop", "compact", "annotate", "map", "add", "rename")
+        for name in ("merge", "split", "filter", "drop", "compact", "annotate", "map", "add", "rename", "repair")
     },
     **dict.fromkeys(("relabel", "transform"), "'edit map' computes columns by a function, 'remake' by an environment"),
     "rerender": "'remake' records the same episodes with another camera, 'render' makes videos",
@@ -97,11 +93,14 @@ HINTS = {
     "convert": "'export' writes other formats, 'import' reads them",
     "validate": "'check' locates damage, 'lint' finds wrong data, 'verify' replays episodes and compares",
     "fsck": "'check' locates damage, 'lint' finds wrong data",
-    **dict.fromkeys(("fix", "recover"), "'repair' writes a clean copy"),
+    **dict.fromkeys(("fix", "recover"), "'edit repair' writes a clean copy"),
     **dict.fromkeys(("upload", "publish"), "'push' copies a trace to a URL"),
     **dict.fromkeys(("download", "fetch", "clone"), "'pull' copies a trace from a URL"),
     "cmp": "'diff' compares traces bit for bit, 'compare' returns of runs",
     **dict.fromkeys(("check-env", "check_env"), "'audit' plays an environment in several arrangements"),
+    "sync": "'push' and 'pull' copy the files that are missing",
+    "cache": "delete the directory of --cache to clear it",
+    "card": "'info --card' writes a dataset card",
     **dict.fromkeys(("query", "duckdb"), "'sql' queries steps and episodes"),
     **dict.fromkeys(("selftest", "bugreport", "env"), "'doctor' checks this installation"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),

@@ -18,7 +18,6 @@ from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.ls import print_as_json, print_episodes
 from gym_trace_cli.options import comparison_options, json_lines_option, named_callable, source_option, trace_argument
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -36,11 +35,9 @@ if TYPE_CHECKING:
     option("--human", "Play in a window."),
     option("--callback M:F", "Call F(observations, actions, rewards) per episode.", named_callable),
     json_lines_option,
-    option("--verify", "Same as gym-trace verify.", name="verified"),
 )
 @recorded_environment_options
 @comparison_options
-@verification_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -49,14 +46,12 @@ def command(
     selection: Selection,
     callback: Callable[[Any, Any, Any], Any] | None,
     as_json: bool,
-    verified: bool,
     human: bool,
     speed: float | None,
     stepwise: bool,
     source: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
-    verification: dict[str, Any],
 ) -> int:
     """Play recorded episodes in the terminal or a window, or pass them to a function.
 
@@ -69,23 +64,19 @@ def command(
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
-    chosen = (selection.view_or_error if verified else selection.view_or_note)(trace).chosen.tolist()
-    modes = {"--callback": callback is not None, "--verify": verified, "--human": human}
-    if sum(modes.values()) > 1:
-        raise click.UsageError(" and ".join(name for name, given in modes.items() if given) + " exclude each other")
-    in_terminal = not (any(modes.values()) or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
+    chosen = selection.view_or_note(trace).chosen.tolist()
+    if callback is not None and human:
+        raise click.UsageError("--callback and --human exclude each other")
+    in_terminal = not (callback or human or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
     for name, given in {"--step": stepwise, "--from": source is not None, "--speed": speed is not None}.items():
         if given and not (in_terminal or (human and name != "--step")):
             raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name != "--step" else ""))
     if human and source == "observations":
         raise click.UsageError("--from observations: needs a terminal")
-    if verified:
-        return verify(trace, chosen, as_json, recorded, comparison, **verification)
-    unused = {"Verification"} if in_terminal or human else {"Verification", "Environment", "Comparison"}
-    for param in ctx.command.params:
+    for param in ctx.command.params if not (in_terminal or human) else ():
         given = ctx.get_parameter_source(str(param.name)) != ParameterSource.DEFAULT
-        if given and getattr(param, "heading", "") in unused:
-            raise click.UsageError(f"{param.opts[-1]} needs --verify")
+        if given and getattr(param, "heading", "") in ("Environment", "Comparison"):
+            raise click.UsageError(f"{param.opts[-1]} needs a terminal or --human; 'gym-trace verify' compares")
     if human:
         from gym_trace.replay import play_for_humans
 

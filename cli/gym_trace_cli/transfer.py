@@ -1,8 +1,7 @@
-"""gym-trace push, pull, sync and cache"""
+"""gym-trace push and pull"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,19 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
-from gym_trace_cli.help import Group, headed, option, section
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, POSITIVE, json_option, quiet_option
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from gym_trace.results import TransferReport
 
-_directory = click.argument("directory", metavar="DIR", type=TraceDirectory())
-_url = click.argument("url", metavar="URL", type=PATH)
 _options = section(
     "Copying",
     option("-j, --workers N", "Files copied at the same time. Default: 4.", POSITIVE, default=4),
@@ -55,8 +51,8 @@ def push(directory: str | None, url: str | None, resume: bool, **options: Any) -
 
 
 @headed("pull")
-@_url
-@_directory
+@click.argument("url", metavar="URL", type=PATH)
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @_options
 def pull(url: str, directory: str, **options: Any) -> int:
     """Copy a trace from a URL to a directory. Existing files stay.
@@ -68,43 +64,6 @@ def pull(url: str, directory: str, **options: Any) -> int:
     gym-trace pull s3://bucket/traces/cartpole traces/cartpole
     """
     return _run(lambda **copying: gym_trace.pull(url, directory, **copying), **options)
-
-
-@headed("sync")
-@_directory
-@_url
-@_options
-def sync(directory: str, url: str, **options: Any) -> int:
-    """Copy files that only DIR or only URL has to the other one.
-
-    \b
-    gym-trace sync traces/cartpole s3://bucket/traces/cartpole
-    """
-    return _run(lambda **copying: gym_trace.sync(directory, url, **copying), **options)
-
-
-@click.group(cls=Group)
-def cache() -> None:
-    """Clear the disk cache of traces at URLs."""
-
-
-@cache.command("clear")
-@click.argument("directory", metavar="[DIR]", required=False, type=PATH)
-def clear(directory: str | None) -> int:
-    """Remove cached data of URLs from DIR, and nothing else.
-
-    DIR defaults to that of --cache or $GYM_TRACE_URL_CACHE.
-
-    \b
-    gym-trace cache clear ~/.cache/traces
-    """
-    from gym_trace.storage import clear_cache
-
-    cache_directory = directory or os.environ.get("GYM_TRACE_URL_CACHE")
-    if not cache_directory:
-        raise InvalidOption("cache clear: no directory; pass the one given as --cache")
-    click.echo(f"{show.printable(cache_directory)}: {show.size(clear_cache(cache_directory))} removed")
-    return FINE
 
 
 def _resume(workers: int, dry_run: bool) -> int:

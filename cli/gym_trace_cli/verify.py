@@ -1,4 +1,4 @@
-"""gym-trace verify, the same as gym-trace replay --verify, and gym-trace diff"""
+"""gym-trace verify and gym-trace diff"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_trace_cli.compare import print_comparison
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
-from gym_trace_cli.help import bundle, headed, option, section
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import (
     POSITIVE,
     comparison_options,
@@ -51,35 +51,34 @@ _NO_SEED = -1  # in the table of episodes
 _LISTED = 10  # episodes, or leaves of an episode, that are printed one by one
 
 
-verification_options = section(
-    "Verification",
-    bundle(
-        "verification",
-        dict,
-        option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
-        option("--through-the-crash", "Also run the action that a kill interrupted."),
-        option("--one-step", "Compare each step from its recorded state."),
-        option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
-        option("--report FILE", "Write results as one JSON document.", writable_file),
-        option("--junit FILE", "Write results as JUnit XML.", writable_file),
-    ),
-)
-
-
 @headed("verify")
 @trace_argument
 @selection_options
 @recorded_environment_options
 @comparison_options
-@verification_options
-@section("Output", json_lines_option)
+@section(
+    "Verification",
+    option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
+    option("--through-the-crash", "Also run the action that a kill interrupted."),
+    option("--one-step", "Compare each step from its recorded state."),
+    option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
+)
+@section(
+    "Output",
+    option("--report FILE", "Write results as one JSON document.", writable_file),
+    option("--junit FILE", "Write results as JUnit XML.", writable_file),
+    json_lines_option,
+)
 def command(
     directory: str,
     selection: Selection,
     as_json: bool,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
-    verification: dict[str, Any],
+    skip_damaged: bool,
+    report: Path | None,
+    junit: Path | None,
+    **options: Any,
 ) -> int:
     """Replay episodes in their environment and compare everything, bit for bit.
     Exit code, the first that applies: 3 different, 5 damaged, 4 unverifiable, 0.
@@ -89,21 +88,7 @@ def command(
     gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
-    return verify(trace, selection.view_or_error(trace).chosen.tolist(), as_json, recorded, comparison, **verification)
-
-
-def verify(
-    trace: Trace,
-    chosen: list[int],
-    as_json: bool,
-    recorded: RecordedEnvironment,
-    comparison: dict[str, Any],
-    skip_damaged: bool,
-    report: Path | None,
-    junit: Path | None,
-    **options: Any,
-) -> int:
-    """Replay the selected episodes, print results, write the reports, and return the exit code."""
+    chosen = selection.view_or_error(trace).chosen.tolist()
     for name, path in (("--report", report), ("--junit", junit)):
         if path is not None and Path(os.path.realpath(trace.directory)) in path.parents:
             raise click.UsageError(f"{name}: {path} is in the trace's own directory; write elsewhere")

@@ -388,7 +388,7 @@ class BatchReader:
         if blocks and self._warns:
             warn(
                 f"{self.path}: damaged, but read as recorded, restored by its parity; "
-                "'gym-trace repair --in-place' writes the original bytes back",
+                "'gym-trace edit repair --in-place' writes the original bytes back",
             )
         if self.parity_contradicts and self._warns:
             warn(f"{self.path}: {PARITY_CONTRADICTS}")

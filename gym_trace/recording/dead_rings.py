@@ -24,7 +24,7 @@ from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.storage.protocol import Appender, Storage
 
 _LOCK_SECONDS = 2.0  # readers hold the lock for a moment, to find out whether the writer is alive
-_REPAIR = "'gym-trace repair' keeps its readable steps, until this machine restarts"
+_REPAIR = "'gym-trace edit repair' keeps its readable steps, until this machine restarts"
 
 
 def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:

@@ -11,13 +11,11 @@ if TYPE_CHECKING:
     from gym_trace.storage.opening import path_of
     from gym_trace.storage.protocol import Appender, Mapping, Reader, ReadStorage, Span, Storage
     from gym_trace.storage.remote.address import is_url, redacted
-    from gym_trace.storage.remote.cache import clear_cache
     from gym_trace.storage.staging import replaced_file
 
 _HOMES = {
     **dict.fromkeys(("Appender", "Mapping", "ReadStorage", "Reader", "Span", "Storage"), "gym_trace.storage.protocol"),
     "LocalStorage": "gym_trace.storage.local",
-    "clear_cache": "gym_trace.storage.remote.cache",
     "is_url": "gym_trace.storage.remote.address",
     "path_of": "gym_trace.storage.opening",
     "replaced_file": "gym_trace.storage.staging",
@@ -32,7 +30,6 @@ __all__ = [
     "Reader",
     "Span",
     "Storage",
-    "clear_cache",
     "is_url",
     "path_of",
     "redacted",

@@ -1,4 +1,4 @@
-"""Copies of a trace in an object store: push, pull and sync."""
+"""Copies of a trace in an object store: push and pull."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from gym_trace.recording.publishing.transfer import WORKERS, Progress, Transfer, TransferReport
 from gym_trace.tools.statistics.card import dataset_card
 
-__all__ = ["TransferReport", "pull", "push", "sync"]
+__all__ = ["TransferReport", "pull", "push"]
 
 
 def push(
@@ -36,7 +36,7 @@ def push(
         TraceExists: the URL has a file of the same name with other content.
         RemoteError: the store did not respond, or rejected a request.
     """
-    return Transfer(directory, url, ("push",), dry_run, card=dataset_card).run(workers, on_progress)
+    return Transfer(directory, url, "push", dry_run, card=dataset_card).run(workers, on_progress)
 
 
 def pull(
@@ -51,19 +51,4 @@ def pull(
 
     Arguments and errors are those of push().
     """
-    return Transfer(directory, url, ("pull",), dry_run).run(workers, on_progress)
-
-
-def sync(
-    directory: str | os.PathLike[str],
-    url: str,
-    *,
-    workers: int = WORKERS,
-    dry_run: bool = False,
-    on_progress: Progress | None = None,
-) -> TransferReport:
-    """Copy files that only the directory has to the URL, and the reverse. Facts that differ stay as they are.
-
-    Arguments and errors are those of push().
-    """
-    return Transfer(directory, url, ("push", "pull"), dry_run, card=dataset_card).run(workers, on_progress)
+    return Transfer(directory, url, "pull", dry_run).run(workers, on_progress)

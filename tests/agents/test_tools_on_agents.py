@@ -195,7 +195,7 @@ def test_lint_finds_nothing_in_clean_recordings(tmp_path: Path, kind: Any) -> No
 
 def test_commands_show_traces_of_agents(tmp_path: Path, kind: Any) -> None:
     made(tmp_path, kind)
-    for words in ("ls", "info", "cat", "card", "check", "stats"):
+    for words in ("ls", "info", "cat", "check", "stats"):
         assert ok(words, tmp_path).output
     lines = [json.loads(line) for line in ok("cat", tmp_path, "--format", "jsonl").output.splitlines()]
     steps = [line for line in lines if line["type"] == "step" and line["episode"] == 0]

@@ -242,10 +242,10 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        *[("show", "'info'")],
+        *[("show", "'info'"), ("sync", "'push'"), ("card", "'info --card'")],
         *[("list", "'ls'"), ("head", "'cat"), ("tail", "'cat")],
         *[("merge", "'edit merge'"), ("filter", "'edit filter'"), ("video", "'render'"), ("plot", "'stats'")],
-        *[("convert", "'export'"), ("validate", "'check'"), ("fix", "'repair'"), ("cmp", "'diff'")],
+        *[("convert", "'export'"), ("validate", "'check'"), ("fix", "'edit repair'"), ("cmp", "'diff'")],
         *[("recrod", "did you mean 'record'?"), ("xyzzy", "'gym-trace --help' lists them")],
     ],
 )

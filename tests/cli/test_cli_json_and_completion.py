@@ -41,7 +41,7 @@ def test_check_says_as_json_what_it_found() -> None:
 
 
 def test_repair_says_as_json_what_it_kept_and_lost(tmp_path: Path) -> None:
-    found = said("repair", SAMPLES / "format-1.1" / "damaged", "-o", tmp_path / "new")
+    found = said("edit", "repair", SAMPLES / "format-1.1" / "damaged", "-o", tmp_path / "new")
     assert found["directory"] == str(tmp_path / "new")
     assert found["steps"] == sum(len(episode) for episode in gym_trace.open_trace(tmp_path / "new"))
     assert [loss["steps"][0]["steps"] for loss in found["losses"]]

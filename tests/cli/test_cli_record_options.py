@@ -71,7 +71,7 @@ def test_wrappers_and_the_longest_episode_are_those_of_each_environment(env: lis
 
 def test_a_trace_with_wrappers_of_ones_own_is_verified_on_trust() -> None:
     ok("record", "CliClock-v0", "--import", "clicks", "--wrapper", "around:Halved", "--episodes", 1, "-o", "t")
-    assert "identical" in ok("replay", "t", "--verify", "--import", "clicks", "--trust").output
+    assert "identical" in ok("verify", "t", "--import", "clicks", "--trust").output
 
 
 @pytest.mark.parametrize(

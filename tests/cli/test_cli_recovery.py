@@ -27,13 +27,13 @@ def test_check_names_damage_by_file_and_byte_and_exits_with_5(tmp_path):
         result = run("check", tmp_path / "t", *options)
         assert result.exit_code == 5
         assert f"{batch}: bytes {start} to {end}: " in result.output
-        assert "gym-trace repair" in result.output
+        assert "gym-trace edit repair" in result.output
 
 
 def test_repair_tells_what_is_kept_and_what_is_lost(tmp_path):
     batch = record(tmp_path / "t")
     start, end = break_chunk(batch, 1)
-    result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    result = run("edit", "repair", tmp_path / "t", "-o", tmp_path / "r")
     assert result.exit_code == 0
     assert f"{batch}: bytes {start} to {end}: " in result.output
     assert "lost: episode 0 of w, steps 2 to 3" in result.output
@@ -45,7 +45,7 @@ def test_repair_of_a_killed_recording_says_that_nothing_is_lost(tmp_path):
     record(tmp_path / "t", closed=False)
     assert run("check", tmp_path / "t").exit_code == 0
     assert "0 files" not in run("check", tmp_path / "t").output
-    result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    result = run("edit", "repair", tmp_path / "t", "-o", tmp_path / "r")
     assert result.exit_code == 0
     assert "nothing is lost" in result.output
     assert "no damage" in run("check", tmp_path / "r").output
@@ -55,12 +55,12 @@ def test_repair_that_can_keep_no_episode_exits_with_1_and_leaves_nothing(tmp_pat
     batch = record(tmp_path / "t")
     for number in range(len(batch_reader(batch).chunks)):
         break_chunk(batch, number)
-    result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    result = run("edit", "repair", tmp_path / "t", "-o", tmp_path / "r")
     assert result.exit_code == 1
     assert f"no readable episode; {tmp_path / 'r'} not written" in result.output
     assert "lost: episode 0 of w" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
-    told = json.loads(run("repair", tmp_path / "t", "-o", tmp_path / "r", "--json").output)
+    told = json.loads(run("edit", "repair", tmp_path / "t", "-o", tmp_path / "r", "--json").output)
     assert (told["episodes"], told["writers"]) == (0, [])
 
 
@@ -68,11 +68,11 @@ def test_mistakes_are_one_clear_line_and_no_traceback(tmp_path):
     record(tmp_path / "t")
     for words, code, said in [
         (("check", tmp_path / "nothing"), 1, "no such directory"),
-        (("repair", tmp_path / "t", "-o", tmp_path / "t"), 2, "lies in the source"),
-        (("repair", tmp_path / "nothing", "-o", tmp_path / "r"), 1, "no such directory"),
+        (("edit", "repair", tmp_path / "t", "-o", tmp_path / "t"), 2, "lies in the source"),
+        (("edit", "repair", tmp_path / "nothing", "-o", tmp_path / "r"), 1, "no such directory"),
     ]:
         result = run(*words)
         assert result.exit_code == code
         assert said in result.output
         assert len(result.output.splitlines()) == 1
-    assert run("repair", tmp_path / "t").exit_code == 2  # without -o
+    assert run("edit", "repair", tmp_path / "t").exit_code == 2  # without -o

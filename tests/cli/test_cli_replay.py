@@ -99,6 +99,6 @@ def test_options_of_replay_that_make_no_sense_together_are_refused(recorded: Pat
 def test_versions_that_a_trace_names_cannot_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.envs.identity.versions_of", lambda env: {"gymnasium": "\x1b[2J1"})
     ok("record", "CartPole-v1", "-o", tmp_path / "t", "--episodes", 1)
-    output = ok("replay", tmp_path / "t", "--verify").output
+    output = ok("verify", tmp_path / "t").output
     assert "recorded with gymnasium" in output
     assert "\x1b" not in output

@@ -45,20 +45,12 @@ def kinds() -> list[str]:
     return [case[0].tag if len(case) else "passed" for case in suite()]
 
 
-def test_verify_is_what_replay_verify_is() -> None:
-    record("fine")
-    told = [run(*words, "t", "--env-arg", "g=3", "--json") for words in (["verify"], ["replay", "--verify"])]
-    assert [result.exit_code for result in told] == [3, 3]
-    assert told[0].output == told[1].output
-    assert run("verify", "t", "--where", "seed > 0").stdout == "2 episodes replayed: 2 identical, bit for bit\n"
-
-
 def test_reports_say_what_came_of_each_episode() -> None:
     record("fine")
     record("parts", frame_filter=lambda step: step != 2)
     record("harmed")
     damage("harmed", 200)
-    result = run("replay", "t", "--verify", "--skip-damaged", *FILES)
+    result = run("verify", "t", "--skip-damaged", *FILES)
     found = report()
     assert (found["ended"], found["exit_code"], found["chosen"]) == ("complete", result.exit_code, 12)
     assert found["verdicts"] == {"damaged": 1, "identical": 8, "unverifiable": 3}

@@ -31,7 +31,7 @@ cli()
 """
 SYNC = "staging.sync_files"
 COMMANDS = {
-    "repair": (SYNC, ["repair", "t", "-o", "new"]),
+    "repair": (SYNC, ["edit", "repair", "t", "-o", "new"]),
     "merge": (SYNC, ["edit", "merge", "t", "-o", "new"]),
     "in place": ("in_place.sync_files", ["edit", "compact", "t", "--in-place"]),
     "export": ("staging._sync_file", ["export", "t", "--to", "jsonl", "-o", "new"]),
@@ -62,7 +62,7 @@ def test_a_signal_leaves_a_cursor_to_be_seen(tmp_path: Path, number: signal.Sign
     recorded(tmp_path / "t", episodes=2)
     ours, theirs = pty.openpty()
     script = HANGING.replace("{patched}", SYNC)
-    command = [sys.executable, "-c", script, "repair", "t", "-o", "new"]
+    command = [sys.executable, "-c", script, "edit", "repair", "t", "-o", "new"]
     running = forked_python.Popen(
         command, cwd=tmp_path, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
     )

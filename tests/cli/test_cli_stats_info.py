@@ -172,7 +172,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
     result = run("stats", cartpole, "--columns")
     assert result.exit_code == 5
     assert result.stderr.startswith("error: ")
-    assert "gym-trace repair" in result.stderr
+    assert "gym-trace edit repair" in result.stderr
     assert len(result.output.splitlines()) == 1
 
 
@@ -253,7 +253,7 @@ def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> No
     assert (writer["batches"][0]["sealed"], writer["batches"][0]["torn"]) == (False, 13)
     output = _output("info", tmp_path)
     assert "1 writer died while recording" in output
-    assert "gym-trace repair" in output
+    assert "gym-trace edit repair" in output
     assert _json("stats", tmp_path)["outcomes"] == {"lost": 1}
 
 

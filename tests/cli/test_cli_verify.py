@@ -1,4 +1,4 @@
-"""gym-trace replay --verify: exit codes, and environments named by options."""
+"""gym-trace verify: exit codes, and environments named by options."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def damage(name: str, offset: int) -> None:
 
 
 def code(*args: object) -> int:
-    return run("replay", "t", "--verify", *args).exit_code
+    return run("verify", "t", *args).exit_code
 
 
 def test_exit_codes_report_the_result() -> None:
@@ -82,12 +82,12 @@ def test_exit_codes_report_the_result() -> None:
     assert code() == 0
     record("parts", frame_filter=lambda step: step != 2)
     assert code() == 4
-    assert "3 that cannot be verified" in run("replay", "t", "--verify").stdout
+    assert "3 that cannot be verified" in run("verify", "t").stdout
     record("harmed")
     damage("harmed", 200)
-    result = run("replay", "t", "--verify")
+    result = run("verify", "t")
     assert (result.exit_code, "--skip-damaged" in result.stderr) == (5, True)
-    result = run("replay", "t", "--verify", "--skip-damaged")
+    result = run("verify", "t", "--skip-damaged")
     assert result.exit_code == 5
     assert "1 damaged" in result.stdout
     assert "8 identical" in result.stdout
@@ -100,7 +100,7 @@ def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:
     record("harmed")
     damage("harmed", 200)
     assert code("--workers", 2) == 5
-    result = run("replay", "t", "--verify", "--skip-damaged", "--workers", 2, "--json")
+    result = run("verify", "t", "--skip-damaged", "--workers", 2, "--json")
     assert result.exit_code == 5
     assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()].count("damaged") == 1
 
@@ -123,10 +123,10 @@ def test_a_function_that_makes_the_environment_can_be_named_everywhere(tmp_path:
     ok("record", "--make", "factories:clock", "--episodes", 2, "--env-arg", "length=7")
     assert [len(episode) for episode in gym_trace.open_trace("traces/factories-clock")] == [7, 7]
     trace = "traces/factories-clock"
-    assert "--make MODULE:FUNCTION" in run("replay", trace, "--verify").stderr
-    ok("replay", trace, "--verify", "--make", "factories:clock", "--env-arg", "length=7")
-    ok("replay", trace, "--verify", "--make", "factories:clock", "--env-arg", "length=7", "--workers", 2)
-    assert run("replay", trace, "--verify", "--make", "factories:clock").exit_code == 3
+    assert "--make MODULE:FUNCTION" in run("verify", trace).stderr
+    ok("verify", trace, "--make", "factories:clock", "--env-arg", "length=7")
+    ok("verify", trace, "--make", "factories:clock", "--env-arg", "length=7", "--workers", 2)
+    assert run("verify", trace, "--make", "factories:clock").exit_code == 3
     ok("record", "--make", "factories:painted", "-o", "painted", "--episodes", 1)
     ok("record", "--make", "factories:painted", "-o", "many", "-j", 1, "--episodes", 2, "--quiet")
     ok("replay", "painted", "--human", "--speed", 1000, "--make", "factories:painted")
@@ -182,7 +182,7 @@ def test_lanes_are_made_by_a_function_too() -> None:
     if not hasattr(gymnasium.vector, "AutoresetMode"):
         pytest.skip("needs gymnasium 1.1")
     ok("record", "--make", "factories:clock", "-o", "lanes", "--num-envs", 2, "--episodes", 4)
-    ok("replay", "lanes", "--verify", "--make", "factories:clock")
+    ok("verify", "lanes", "--make", "factories:clock")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_lanes_are_made_by_a_function_too() -> None:
 )
 def test_a_function_that_makes_no_environment_is_an_error_in_a_line(name: str, exit_code: int, told: str) -> None:
     record("fine")
-    result = run("replay", "t", "--verify", "--make", name)
+    result = run("verify", "t", "--make", name)
     assert result.exit_code == exit_code
     assert told in result.stderr
 
@@ -205,9 +205,9 @@ def test_an_environment_is_named_once() -> None:
     record("fine")
     assert run("record").exit_code == 2
     assert run("record", "CartPole-v1", "--make", "factories:clock").exit_code == 2
-    assert run("replay", "t", "--verify", "--env", "CartPole-v1", "--make", "factories:clock").exit_code == 2
-    assert "--make needs --verify" in run("replay", "t", "--make", "factories:clock").stderr
-    ok("replay", "t", "--verify", "--env", "Pendulum-v1")
+    assert run("verify", "t", "--env", "CartPole-v1", "--make", "factories:clock").exit_code == 2
+    assert "--make needs a terminal or --human" in run("replay", "t", "--make", "factories:clock").stderr
+    ok("verify", "t", "--env", "Pendulum-v1")
 
 
 def test_the_window_shows_the_environment_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

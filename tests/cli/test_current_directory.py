@@ -50,7 +50,7 @@ EVERY_COMMAND = [
     ["record", "CartPole-v1", "-o", "../several", "--episodes", "2", "-j", "2", "--quiet"],
     ["record", "CartPole-v1", "-o", "../lanes", "--steps", "20", "--num-envs", "2", "--vectorization-mode", "async"],
     ["play", "CartPole-v1", "-o", "../played", "--keys", "no-such-file.toml"],
-    ["replay", ".", "--verify"],
+    ["verify", "."],
     ["replay", ".", "--human"],
     ["verify", ".", "--workers", "2", "--env-arg", "render_mode=rgb_array"],
     ["verify", ".", "--env", "CartPole-v1"],

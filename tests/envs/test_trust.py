@@ -83,7 +83,7 @@ def every_way(trace: Path, trust: bool = False) -> list[str]:
         except gym_trace.errors.TraceError as error:
             said.append(str(error))
     word = ["--trust"] if trust else []
-    said.append(run("replay", "--verify", trace, *word).output)
+    said.append(run("verify", trace, *word).output)
     if importlib.util.find_spec("PIL"):
         said.append(run("render", "-o", out, trace, *word).output)
     for path in sorted(trace.parent.glob("out/**/*"), reverse=True):
@@ -358,7 +358,7 @@ def test_an_environment_argument_named_trust_gives_no_trust(forge: Forge) -> Non
             open_trace(trace).make_env(**options)
         with pytest.raises(EnvironmentUnavailable, match="may name a file"):
             list(verify_trace(trace, **options))
-    assert "may name a file" in run("replay", "--verify", trace, "--env-arg", "trust=true").output
+    assert "may name a file" in run("verify", trace, "--env-arg", "trust=true").output
 
 
 def test_questions_are_one_printable_line(forge: Forge) -> None:

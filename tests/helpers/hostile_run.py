@@ -46,7 +46,7 @@ COMMAND_LINES = (
     *(tuple(one.words("TRACE", "SOUND", "REPAIRED")) for one in command_lines.LINES if one.reads),
     ("info", "TRACE", "--json"),
     ("stats", "TRACE", "--columns"),
-    ("replay", "TRACE", "--verify"),
+    ("verify", "TRACE"),
     ("diff", "SOUND", "TRACE", "--json"),
     ("edit", "filter", "TRACE", "-o", "REPAIRED", "--episodes", "::2"),
     ("edit", "split", "TRACE", "-o", "REPAIRED", "--by", "writer"),

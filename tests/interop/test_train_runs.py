@@ -144,7 +144,7 @@ def of_writer(run: Path) -> list[Path]:
     return sorted((run / "trace").glob("a0-*"))
 
 
-TRACE = "'gym-trace check' lists all damage, 'gym-trace repair' saves the rest"
+TRACE = "'gym-trace check' lists all damage, 'gym-trace edit repair' saves the rest"
 ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --from {run}@4'"
 REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {

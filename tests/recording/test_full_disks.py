@@ -362,7 +362,7 @@ def test_a_recording_ended_by_a_full_disk_reports_it(tmp_path: Path, monkeypatch
     assert any("stopped recording: No space left on device" in remark for remark in remarks)
     assert not any("killed" in remark for remark in remarks)
     assert "writer w stopped recording: No space left on device" in shell.ok("info", tmp_path / "t").output
-    for command in (["info"], ["check"], ["repair", "-o", tmp_path / "r"]):
+    for command in (["info"], ["check"], ["edit", "repair", "-o", tmp_path / "r"]):
         assert "killed" not in shell.ok(*command, tmp_path / "t").output
     assert sum(map(len, open_trace(tmp_path / "r"))) == 1
 

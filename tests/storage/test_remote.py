@@ -33,7 +33,7 @@ from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
-from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks, clear_cache
+from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.tools.statistics import describe
 from gym_trace.tools.statistics.describe import find_traces
@@ -190,9 +190,6 @@ def test_commands_read_urls(tmp_path: Path, web: Web) -> None:
     once = web.sent - before
     assert run("--cache", cache, "cat", url).exit_code == 0
     assert web.sent - before - once < once / 2  # names, and the page with them
-    (tmp_path / "cache" / "mine").write_text("kept")
-    assert "removed" in run("cache", "clear", cache).output
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["mine"]
     assert run("info", f"{web.url}/nothing").exit_code == 1
 
 
@@ -289,7 +286,7 @@ def test_an_overwritten_object_is_never_served_from_the_cache(tmp_path: Path, we
     ("words", "said"),
     [
         (("edit", "compact", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
-        (("repair", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
+        (("edit", "repair", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
         (("edit", "annotate", "THERE", "--set", "license=MIT"), "gym-trace pull THERE DIR"),
         (("edit", "compact", "THERE", "-o", "THERE/new"), "gym-trace push PATH THERE/new"),
         (("export", "THERE", "-o", "THERE/steps.csv"), "is a URL; write to a local path"),
@@ -341,15 +338,6 @@ def test_a_search_below_a_url_that_never_ends_is_given_up(web: Web, monkeypatch:
     with pytest.raises(RemoteError, match="takes too long; pass a URL further below"):
         list(find_traces(f"{web.url}/top"))
     assert len(web.requests) < 5000
-
-
-def test_clearing_a_cache_removes_blocks_and_nothing_else(tmp_path: Path) -> None:
-    blocks = DiskBlocks(tmp_path / "cache")
-    for key in ("a" * 32, "b" * 32):
-        blocks.put(key, 0, b"block")
-    (mine := tmp_path / "cache" / f"object-{'a' * 32}" / "mine").touch()
-    assert clear_cache(tmp_path / "cache") > 0
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [mine]
 
 
 def test_iterating_fetches_only_the_columns_that_are_asked_for(tmp_path: Path, web: Web) -> None:

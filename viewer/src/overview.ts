@@ -167,7 +167,7 @@ export class Overview implements View {
     fill(this.notes, [
       ...notes.map((note) => h("p", { class: "banner quiet" }, [note])),
       damage > 0 && h("div", { class: "banner bad" }, [
-        h("b", {}, ["Damaged"]), ` ${plural(damage, "damaged part")}; everything else is shown. `, h("code", {}, ["gym-trace repair"]), " keeps the readable episodes.",
+        h("b", {}, ["Damaged"]), ` ${plural(damage, "damaged part")}; everything else is shown. `, h("code", {}, ["gym-trace edit repair"]), " keeps the readable episodes.",
         damage_notes.length > 0 && h("details", {}, [h("summary", {}, ["Details"]), h("ul", {}, damage_notes.map((note) => h("li", {}, [note])))]),
       ]),
     ]);

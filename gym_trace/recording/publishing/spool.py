@@ -333,7 +333,7 @@ class _Publisher:
             if not lock(held.fileno()):
                 return None
             try:
-                transfer = Transfer(self._spool, self._url, ("push",), dry_run=False, writer=writer, known=self._known)
+                transfer = Transfer(self._spool, self._url, "push", dry_run=False, writer=writer, known=self._known)
             except TraceNotFound:
                 return TransferReport(str(self._spool), redacted(self._url))
             report = transfer.run(workers, None)

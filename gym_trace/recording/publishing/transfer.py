@@ -1,4 +1,4 @@
-"""push, pull and sync: the files of a trace between a directory and a URL.
+"""push and pull: the files of a trace between a directory and a URL.
 
 Batches and videos never change, so existing files are skipped, and an interrupted transfer resumes. A manifest only
 grows: the longer one is newer. Manifests are copied last, so that they list no batch that is missing.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gym_trace.errors import (
     CorruptTrace,
@@ -57,7 +57,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class TransferReport:
-    """Result of push(), pull() or sync(): the files copied, or to copy in a dry run.
+    """Result of push() or pull(): the files copied, or to copy in a dry run.
 
     Attributes:
         directory, url: both ends; the URL without credentials.
@@ -100,7 +100,7 @@ class Transfer:
         self,
         directory: str | os.PathLike[str],
         url: str,
-        ways: Sequence[str],
+        way: Literal["push", "pull"],
         dry_run: bool,
         writer: str | None = None,
         known: dict[str, StoredObject] | None = None,
@@ -109,7 +109,7 @@ class Transfer:
         refuse_url(directory)
         if not is_url(url):
             raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
-        self._url, self._ways, self._dry_run, self._writer = url_of(url), ways, dry_run, writer
+        self._url, self._way, self._dry_run, self._writer = url_of(url), way, dry_run, writer
         self._known, self._card = known, card
         self._directory = Path(directory).absolute()
         if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
@@ -126,7 +126,7 @@ class Transfer:
     # -- what to copy -------------------------------------------------------------------------------------------------
 
     def _compare(self) -> None:
-        self._outgoing_files = outgoing = self._outgoing() if "push" in self._ways else {}
+        self._outgoing_files = outgoing = self._outgoing() if self._way == "push" else {}
         local = self._local_files()
         if not (outgoing or self._remote):
             raise TraceNotFound(f"{self.report.url}: no trace there")
@@ -152,7 +152,7 @@ class Transfer:
         self.report.bytes = sum(copy.size for copy in (*self._push, *self._pull))
 
     def _plan(self, way: str, copy: _Copy) -> None:
-        if way in self._ways:
+        if way == self._way:
             (self._push if way == "push" else self._pull).append(copy)
 
     def _local_files(self) -> dict[str, int]:
@@ -167,8 +167,8 @@ class Transfer:
 
     def _outgoing(self) -> dict[str, int]:
         """Return the local files to copy, with their sizes. Raises TraceNotFound."""
-        writers = self._writers() if self._directory.exists() or "pull" not in self._ways else []
-        if not writers and "pull" not in self._ways:
+        writers = self._writers()
+        if not writers:
             raise TraceNotFound(
                 f"{self.report.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files"
             )
@@ -200,8 +200,6 @@ class Transfer:
         is_facts = kind_of(name) == "facts"
         if is_prefix and size == stored.size:
             self.report.same += 1
-        elif is_facts and len(self._ways) > 1:
-            self.report.remarks.append(f"{name}: differs; push or pull decides which one to keep")
         elif is_facts or is_prefix:
             if is_facts or size > stored.size:
                 self._plan("push", _Copy(name, size, False))
@@ -258,13 +256,13 @@ class Transfer:
             size, local_crc = size_and_crc(file)
         if local_crc == _listed_crcs(remote, [name]).get(name):
             damaged = f"{remote.path(name)}: damaged; "
-            if "push" in self._ways:
+            if self._way == "push":
                 self._plan("push", _Copy(name, size, False))
                 self.report.remarks.append(damaged + "the intact file here replaces it")
             else:
                 self.report.remarks.append(damaged + "the file here is intact, and 'gym-trace push' puts it there")
         elif remote_crc == (listed := _listed_crcs(self._storage, [name]).get(name)):
-            if "pull" not in self._ways:
+            if self._way == "push":
                 check_crc(local_crc, listed, path)
             self._plan("pull", _Copy(name, size, False))
             self.report.remarks.append(f"{path}: damaged; the intact file at the URL replaces it")

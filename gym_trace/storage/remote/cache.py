@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.storage.local import LocalStorage, lock, open_regular, shared_lock, shared_with_others
+from gym_trace.storage.local import lock, open_regular, shared_lock, shared_with_others
 from gym_trace.storage.remote.objects import StoredObject
 
 BLOCK = 16 << 10
@@ -272,26 +272,6 @@ def _removed(path: Path) -> bool:
     with contextlib.suppress(OSError):
         os.rmdir(path.parent)
     return True
-
-
-def clear_cache(root: str | os.PathLike[str]) -> int:
-    """Remove all blocks in a cache directory, and nothing else; return the number of bytes removed.
-
-    Raises InvalidOption if the directory does not exist, and OSError.
-    """
-    cache, removed = Path(root).expanduser(), 0
-    if not cache.is_dir():
-        raise InvalidOption(f"{root}: no such directory; pass the one given as --cache")
-    for directory in cache.iterdir():
-        if _OBJECT_DIRECTORY.fullmatch(directory.name) and directory.is_dir() and not directory.is_symlink():
-            before = LocalStorage(directory).allocated()
-            for path in directory.iterdir():
-                if _BLOCK_FILE.fullmatch(path.name):
-                    path.unlink()
-            removed += before - LocalStorage(directory).allocated()
-            with contextlib.suppress(OSError):  # not empty: it has other files, or a reader adds blocks
-                directory.rmdir()
-    return removed
 
 
 def default_cache() -> BlockCache:

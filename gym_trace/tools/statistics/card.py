@@ -36,7 +36,7 @@ _LICENSES = (
     "gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc ms-pl mpl-2.0 odc-by odbl openrail osl-3.0 postgresql ofl-1.1 ncsa "
     "unlicense zlib pddl unknown other"
 )
-MARK = "<!-- Written by gym-trace card, which overwrites this file. To keep your edits, delete this line. -->"
+MARK = "<!-- Written by gym-trace info --card, which overwrites this file. To keep your edits, delete this line. -->"
 _USE = """\
 ```python
 import gym_trace

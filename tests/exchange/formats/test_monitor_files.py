@@ -109,7 +109,7 @@ def test_every_command_works_on_imported_traces(tmp_path: Path) -> None:
         assert "imported to" in result.stdout
         for command in (["check"], ["info"], ["stats", "--columns"], ["replay"], ["stats", "--json"]):
             ok(command[0], tmp_path / str(number), *command[1:])
-        ok("repair", tmp_path / str(number), "-o", tmp_path / f"{number}-repaired")
+        ok("edit", "repair", tmp_path / str(number), "-o", tmp_path / f"{number}-repaired")
     assert results(tmp_path / "3-repaired") == results(tmp_path / "3")
 
 

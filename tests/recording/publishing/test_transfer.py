@@ -1,4 +1,4 @@
-"""push, pull and sync between a directory and stores in memory, in a folder, and one that fails."""
+"""push and pull between a directory and stores in memory, in a folder, and one that fails."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from runs import play, recorded
 from scripted_env import CountingEnv
 from shell import run
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push, sync
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.errors import CorruptTrace, InvalidOption, RemoteError, TraceExists, TraceNotFound
 from gym_trace.format.facts import add_facts
 from gym_trace.storage.local import LocalStorage
@@ -85,26 +85,12 @@ def test_a_dry_run_copies_nothing(trace: Path, url: str, tmp_path: Path) -> None
     assert not (tmp_path / "copy").exists()
 
 
-def test_sync_copies_both_ways(trace: Path, url: str, tmp_path: Path) -> None:
-    push(trace, url)
-    recorded(tmp_path / "other", uid="c")
-    push(tmp_path / "other", url)
-    recorded(trace, uid="d", on_exist="append")
-    report = sync(trace, url)
-    assert ({name[0] for name in report.pushed}, {name[0] for name in report.pulled}) == ({"d"}, {"c"})
-    assert open_trace(url).writers == open_trace(trace).writers
-    assert sync(trace, url).bytes == 0
-    assert sync(tmp_path / "new", url).pushed == []
-    assert open_trace(tmp_path / "new").writers == open_trace(trace).writers
-
-
 def test_facts_are_those_of_the_source(trace: Path, url: str, tmp_path: Path) -> None:
     push(trace, url)
     pull(url, tmp_path / "copy")
     add_facts(LocalStorage(trace), {"license": "MIT"})
     push(trace, url)
     add_facts(LocalStorage(tmp_path / "copy"), {"license": "BSD"})
-    assert "differs" in str(sync(tmp_path / "copy", url).remarks)
     pull(url, tmp_path / "copy")
     assert open_trace(tmp_path / "copy").facts == open_trace(url).facts == {"license": "MIT"}
 
@@ -114,9 +100,8 @@ def test_a_file_of_the_same_name_and_other_content_is_never_overwritten(url: str
     recorded(tmp_path / "other", episodes=2, uid="w")
     push(tmp_path / "one", url)
     before = open_trace(url).episodes.tolist()
-    for call in (push, sync):
-        with pytest.raises(TraceExists, match="differs from the file of this name"):
-            call(tmp_path / "other", url)
+    with pytest.raises(TraceExists, match="differs from the file of this name"):
+        push(tmp_path / "other", url)
     with pytest.raises(TraceExists):
         pull(url, tmp_path / "other")
     assert open_trace(url).episodes.tolist() == before
@@ -170,12 +155,10 @@ def test_a_damaged_local_file_is_replaced_by_pull_and_not_by_push(trace: Path, t
     FaultyFileSystem.tags = tags
     with pytest.raises(CorruptTrace, match="in the manifest"):
         push(trace, url)
-    for call in (lambda: pull(url, trace), lambda: sync(trace, url)):
-        path.write_bytes(flipped(whole, 0, 10**9))
-        report = call()
-        assert (report.pulled, report.pushed) == (["a.000001.gtb"], [])
-        assert f"{path}: damaged; the intact file at the URL replaces it" in report.remarks
-        assert path.read_bytes() == whole
+    report = pull(url, trace)
+    assert (report.pulled, report.pushed) == (["a.000001.gtb"], [])
+    assert f"{path}: damaged; the intact file at the URL replaces it" in report.remarks
+    assert path.read_bytes() == whole
 
 
 def test_pull_keeps_an_intact_file_whose_object_is_damaged(trace: Path, url: str) -> None:
@@ -255,13 +238,13 @@ def test_a_pull_that_broke_off_leaves_whole_files_only(trace: Path, tmp_path: Pa
     assert files(tmp_path / "copy") == whole
 
 
-def test_commands_push_pull_and_sync(trace: Path, tmp_path: Path) -> None:
+def test_commands_push_and_pull(trace: Path, tmp_path: Path) -> None:
     url, copy = (tmp_path / "bucket").as_uri(), str(tmp_path / "copy")
     listed = run("push", str(trace), url, "--dry-run").output
     assert listed.count("push ") == len(files(trace))
     assert "copied" in run("push", str(trace), url).output
     assert '"same"' in run("pull", url, copy, "--json").output
-    assert run("sync", copy, url).output.startswith("0 files")
+    assert run("push", copy, url).output.startswith("0 files")
     assert run("push", str(trace), str(tmp_path / "plain")).exit_code == 2
     assert run("push", str(tmp_path / "nothing"), url).exit_code == 1
 

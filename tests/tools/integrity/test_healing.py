@@ -132,20 +132,20 @@ def test_the_commands_name_the_damage_and_restore_it(tmp_path: Path) -> None:
     assert found.exit_code == 5
     assert ": restored from parity\n" in found.stdout
     assert (
-        f"1 damaged place restored from parity; 'gym-trace repair {tmp_path} --in-place' writes them back"
+        f"1 damaged place restored from parity; 'gym-trace edit repair {tmp_path} --in-place' writes them back"
         in found.stdout
     )
     assert len(json.loads(run("check", tmp_path, "--json").stdout)["healed"]) == 1
-    healed = run("repair", tmp_path, "--in-place")
+    healed = run("edit", "repair", tmp_path, "--in-place")
     assert (healed.exit_code, "1 damaged place restored" in healed.stdout) == (0, True)
     assert batch.read_bytes() == data
     assert "no damage" in run("check", tmp_path).stdout
     damage(batch, 600, parity_offset(data) - 900)
-    assert run("repair", tmp_path, "--in-place").exit_code == 5
+    assert run("edit", "repair", tmp_path, "--in-place").exit_code == 5
     for wrong in (
-        ["repair", tmp_path],
-        ["repair", tmp_path, "--in-place", "-o", "x"],
-        ["repair", tmp_path, "--in-place", "--salvage"],
+        ["edit", "repair", tmp_path],
+        ["edit", "repair", tmp_path, "--in-place", "-o", "x"],
+        ["edit", "repair", tmp_path, "--in-place", "--salvage"],
     ):
         assert run(*wrong).exit_code == 2
     assert not os.path.exists("x")

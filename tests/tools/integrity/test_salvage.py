@@ -109,12 +109,12 @@ def test_a_chunk_of_which_no_column_is_intact_is_lost_as_without_salvage(tmp_pat
 
 def test_repair_keeps_damaged_chunks_only_with_salvage(tmp_path: Path) -> None:
     broken(tmp_path / "t", ("observations",))
-    done = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    done = run("edit", "repair", tmp_path / "t", "-o", tmp_path / "r")
     assert (done.exit_code, "salvaged" in open_trace(tmp_path / "r").facts) == (0, False)
     assert "lost: episode" in done.stdout
-    told = run("repair", tmp_path / "t", "-o", tmp_path / "s", "--salvage").stdout
+    told = run("edit", "repair", tmp_path / "t", "-o", tmp_path / "s", "--salvage").stdout
     assert "kept without observations" in told
     assert "without them: episode" in told
     assert f"{numbered_env.STEPS} steps of 1 writer" in told
-    plain = json.loads(run("repair", tmp_path / "t", "-o", tmp_path / "j", "--salvage", "--json").stdout)
+    plain = json.loads(run("edit", "repair", tmp_path / "t", "-o", tmp_path / "j", "--salvage", "--json").stdout)
     assert plain["salvaged"][0]["columns"] == ["observations"]

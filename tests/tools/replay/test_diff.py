@@ -90,17 +90,17 @@ def test_different_runs_are_shown_side_by_side_and_exit_with_3(tmp_path: Path) -
 
 def test_verify_on_the_command_line_says_what_came_out(tmp_path: Path) -> None:
     record(gymnasium.make("Pendulum-v1", g=10.0), tmp_path / "a", 3)
-    done = run("replay", tmp_path / "a", "--verify")
+    done = run("verify", tmp_path / "a")
     assert (done.exit_code, done.stdout) == (0, "3 episodes replayed: 3 identical, bit for bit\n")
-    done = run("replay", tmp_path / "a", "--verify", "--env-arg", "g=9.8")
+    done = run("verify", tmp_path / "a", "--env-arg", "g=9.8")
     assert done.exit_code == 3
     assert "episode 0 differs at step 0, observations[" in done.stdout
-    done = run("replay", tmp_path / "a", "--verify", "--json", "--env", "CartPole-v1", "--episodes", "1")
+    done = run("verify", tmp_path / "a", "--json", "--env", "CartPole-v1", "--episodes", "1")
     assert done.exit_code == 3
     assert json.loads(done.stdout)["verdict"] == "differs"
     done = run("replay", tmp_path / "a", "--atol", 1)
     assert done.exit_code == 2
-    assert "--atol needs --verify" in done.stderr
+    assert "--atol needs a terminal or --human" in done.stderr
 
 
 def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:

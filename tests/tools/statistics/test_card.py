@@ -197,16 +197,16 @@ def prose_free(text: str) -> str:
 
 def test_the_command_prints_or_writes_the_card_and_keeps_other_files(tmp_path: Path) -> None:
     record(tmp_path)
-    shown = ok("card", tmp_path).stdout
+    shown = ok("info", tmp_path, "--card", "-").stdout
     assert shown == gym_trace.dataset_card(tmp_path)
     readme = tmp_path / "README.md"
     for _ in range(2):
-        assert ok("card", tmp_path, "-o", readme).stdout == f"written to {readme}\n"
+        assert ok("info", tmp_path, "--card", readme).stdout == f"written to {readme}\n"
         assert readme.read_text(encoding="utf-8") == shown
     assert len(gym_trace.open_trace(tmp_path)) == 3
     assert not gym_trace.check_trace(tmp_path).damages
     readme.write_text("mine")
-    refused = run("card", tmp_path, "-o", readme)
+    refused = run("info", tmp_path, "--card", readme)
     assert refused.exit_code == 1
     assert "not an unchanged card" in refused.output
     assert readme.read_text() == "mine"
@@ -214,22 +214,22 @@ def test_the_command_prints_or_writes_the_card_and_keeps_other_files(tmp_path: P
 
 @pytest.mark.filterwarnings("default")
 def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
-    missing = run("card", tmp_path / "none")
+    missing = run("info", tmp_path / "none", "--card", "-")
     assert missing.exit_code == 1
     assert "no such directory" in missing.output
     record(tmp_path)
     (tmp_path / "facts.json").write_text("{")
-    damaged = ok("card", tmp_path)
+    damaged = ok("info", tmp_path, "--card", "-")
     assert "facts.json: skipped all of it" in damaged.stderr
     assert "- **Damaged ranges**: 1; `gym-trace check`" in damaged.stdout
-    assert run("card", tmp_path, "-o", tmp_path / "facts.json" / "README.md").exit_code == 1
+    assert run("info", tmp_path, "--card", tmp_path / "facts.json" / "README.md").exit_code == 1
 
 
 @pytest.mark.parametrize("planted", ["dangling link", "pipe"])
 def test_a_card_is_not_written_through_a_link_or_a_pipe(tmp_path: Path, planted: str) -> None:
     readme, outside = tmp_path / "README.md", tmp_path / "outside"
     readme.symlink_to(outside) if planted == "dangling link" else os.mkfifo(readme)
-    result = run("card", SAMPLES[0], "-o", readme)
+    result = run("info", SAMPLES[0], "--card", readme)
     assert result.exit_code == 1
     assert "a link, or no regular file" in result.stderr
     assert not outside.exists()
@@ -241,7 +241,7 @@ def test_a_card_lists_the_claims_of_an_audit_of_its_environment(tmp_path: Path) 
     claim = {"name": "seeded", "verdict": "no", "text": "seeds are ignored <b>"}
     report = {"environment": "CartPole-v1", "date": "2026-11-27", "versions": {"gymnasium": "1.4.0"}, "claims": [claim]}
     (tmp_path / "audit.json").write_text(json.dumps(report))
-    card = ok("card", tmp_path / "t", "--audit", tmp_path / "audit.json").stdout
+    card = ok("info", tmp_path / "t", "--card", "-", "--audit", tmp_path / "audit.json").stdout
     assert "`gym-trace audit` of CartPole-v1, 2026-11-27, with gymnasium 1.4.0." in card
     assert "- **seeded**: no: seeds are ignored \\<b\\>" in card
     for other, problem in (
@@ -249,7 +249,7 @@ def test_a_card_lists_the_claims_of_an_audit_of_its_environment(tmp_path: Path) 
         ([], "not a"),
     ):
         (tmp_path / "audit.json").write_text(json.dumps(other))
-        done = run("card", tmp_path / "t", "--audit", tmp_path / "audit.json")
+        done = run("info", tmp_path / "t", "--card", "-", "--audit", tmp_path / "audit.json")
         assert done.exit_code == 2
         assert problem in done.stderr
-    assert run("card", tmp_path / "t", "--audit", tmp_path / "none.json").exit_code == 2
+    assert run("info", tmp_path / "t", "--card", "-", "--audit", tmp_path / "none.json").exit_code == 2

@@ -153,7 +153,7 @@ def test_a_site_shows_flags_and_says_what_it_does_not_read(tmp_path):
         "torn.000000.gtb: damaged: the file has no footer",
     ]
     (note,) = facts["notes"]
-    assert note.startswith("1 unfinished file is not read here: 'gym-trace repair' puts")
+    assert note.startswith("1 unfinished file is not read here: 'gym-trace edit repair' puts")
     assert (head["matched"], arrays["episode"].tolist()) == (1, [1])
     assert seen[2]["status"] == 404
 

@@ -280,7 +280,7 @@ export async function openTrace(number: number, { name, setting = number, url, f
     const good = opened.filter((batch) => batch !== null);
     return schema && good.length ? new WriterFiles(schema, good, read).writers() : [];
   }));
-  const notes = unread ? [`${unread} unfinished file${unread === 1 ? " is" : "s are"} not read here: 'gym-trace repair' puts the steps of writers that were killed into batches.`] : [];
+  const notes = unread ? [`${unread} unfinished file${unread === 1 ? " is" : "s are"} not read here: 'gym-trace edit repair' puts the steps of writers that were killed into batches.`] : [];
   return new Trace(number, setting, name, writers.flat(), await factsOf(files, url, read), damage, notes);
 }
 
