@@ -135,6 +135,16 @@ def test_an_import_passes_over_a_package_that_cannot_be_used(
         import_trace(tmp_path / "empty", tmp_path / "other")
 
 
+def test_detecting_another_format_does_not_import_pylance(
+    traces: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    export(traces["vectors"], tmp_path / "out.npz", "jsonl")
+    loaded, load = [], registry._loaded
+    monkeypatch.setattr(registry, "_loaded", lambda name, *rest: loaded.append(name) or load(name, *rest))
+    assert import_trace(tmp_path / "out.npz", tmp_path / "back").format == "jsonl"
+    assert "lance" not in loaded
+
+
 def test_an_unknown_format_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "needs_package.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
