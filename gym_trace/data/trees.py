@@ -28,7 +28,11 @@ def leaves_of(tree: Any) -> Iterator[Any]:
 
 def cut(tree: Any, begin: int, end: int | None = None) -> Any:
     """Return the rows from begin to end."""
-    return mapped(lambda rows: rows[begin:end], tree)
+    if isinstance(tree, dict):
+        return {key: cut(part, begin, end) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(cut(part, begin, end) for part in tree)
+    return tree[begin:end]
 
 
 def joined(first: Any, second: Any) -> Any:

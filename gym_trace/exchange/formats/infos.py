@@ -260,17 +260,12 @@ class PackedInfos:
 
 def infos_of(columns: Mapping[tuple[str, ...], Any], count: int) -> list[dict[str, Any]]:
     """Return the infos of some steps. columns: one row per step, by path."""
-    rows = {path: list(values) for path, values in columns.items()}
-    return [_info_of({path: values[i] for path, values in rows.items()}) for i in range(count)]
-
-
-def _info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
-    info: dict[str, Any] = {}
-    for (*outer, last), value in values.items():
-        inner = info
-        for key in outer:
-            inner = inner.setdefault(key, {})
-            if not isinstance(inner, dict):
-                raise UnreadableRecording(f"duplicate key in infos: {key!r:.60}")
-        inner[last] = value
-    return info
+    infos: list[dict[str, Any]] = [{} for _ in range(count)]
+    for (*outer, last), values in columns.items():
+        for info, value in zip(infos, values):
+            for key in outer:
+                info = info.setdefault(key, {})
+                if not isinstance(info, dict):
+                    raise UnreadableRecording(f"duplicate key in infos: {key!r:.60}")
+            info[last] = value
+    return infos
