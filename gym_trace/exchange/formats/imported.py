@@ -140,6 +140,7 @@ def imported(
         episodes: in their order.
         schema: of the writer of all episodes whose identity names no writer; see new_schema().
         about: the text of ExportSource.about, if the format stored it; restores the original writers.
+        warnings: one sentence per missing fact; reading the episodes may add some to a list.
         steps: their total number; 0: unknown.
         writer: the id of the writer of `schema`; None, or an invalid one: a new id.
 
@@ -152,7 +153,8 @@ def imported(
         builder.add_writer(writer if is_writer_id(writer) else new_writer_id())
     facts = dict(original.get("facts") or facts or {})
     segments = builder.segments(episodes)
-    return Imported(kind, schemas, segments, steps, lambda: builder.steps, builder.ends, facts, list(warnings))
+    warnings = warnings if isinstance(warnings, list) else list(warnings)
+    return Imported(kind, schemas, segments, steps, lambda: builder.steps, builder.ends, facts, warnings)
 
 
 def first_episodes(segments: Iterable[tuple[str, Segment | None]], limit: int) -> Iterator[tuple[str, Segment | None]]:

@@ -19,6 +19,7 @@ from gym_trace.exchange.formats.imported import NewSteps
 from gym_trace.printable import printable
 
 _LONGEST_TEXT = 1 << 16
+_MOST_ROWS, _MOST_BYTES = 8192, 4 << 20  # read at a time
 NEXT_DIFFER = "some next observations differ from the following observations; skipped"
 ANY_TEXT: PlainSpace = {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
 
@@ -31,8 +32,15 @@ def after_steps(parts: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
     """
     begin = 0
     for (rows, extra), (next_rows, _) in pairwise(parts):
-        yield joined(cut(rows, begin), cut(next_rows, 0, 1)), extra
+        yield joined(cut(rows, begin) if begin else rows, cut(next_rows, 0, 1)), extra
         begin = 1
+
+
+def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
+    """Yield (begin, end) of the steps to read at a time; (0, 0) for no steps."""
+    count = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_size)))
+    for begin in range(0, max(1, steps), count):
+        yield begin, min(steps, begin + count)
 
 
 class RowQueue:

@@ -112,7 +112,8 @@ def test_a_text_that_all_rows_refer_to_takes_memory_for_some_of_them(tmp_path: P
     path = transitions(tmp_path / "file.hdf5")
     with h5py.File(path, "a") as file:
         texts = file.create_dataset("infos/x", (10,), h5py.string_dtype())
-    from gym_trace.exchange.formats.hdf5.reading import H5File, step_ranges
+    from gym_trace.exchange.formats.hdf5.reading import H5File
+    from gym_trace.exchange.formats.rows import step_ranges
 
     assert texts.id.valid == 0
     with H5File(path) as reading:

@@ -169,7 +169,6 @@ class D4RLImporter:
             schema = new_schema(_KIND, observations, actions, environment, metadata, infos=bool(file.infos))
             facts = {key: value for key, value in metadata.items() if key in ("algorithm", "author")}
             content = imported(_KIND, file.episodes(), schema, file.about, facts, file.warnings, file.rows)
-            file.warnings = content.warnings
             on_error.pop_all()
             return content
 

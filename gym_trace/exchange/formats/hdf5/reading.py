@@ -16,6 +16,7 @@ import numpy as np
 from gym_trace.data.trees import leaves_of, mapped
 from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
+from gym_trace.exchange.formats.rows import step_ranges
 from gym_trace.printable import printable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -312,13 +313,6 @@ class H5Rows:
         if not isinstance(text, str) or len(text) > _MOST_TEXT:
             raise self.fault("not a single text")
         return text
-
-
-def step_ranges(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of the steps to read at a time; (0, 0) for no steps."""
-    count = max(1, min(4096, (4 << 20) // max(1, row_size)))
-    for begin in range(0, max(1, steps), count):
-        yield begin, min(steps, begin + count)
 
 
 def row_blocks(tree: Any, rows: int) -> Iterator[tuple[int, int, Any]]:

@@ -20,7 +20,7 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.exchange.formats.foreign import widest
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.legacy.old_files import OldDirectory, malformed, plain_name
-from gym_trace.exchange.formats.rows import custom
+from gym_trace.exchange.formats.rows import custom, step_ranges
 from gym_trace.format import wire
 
 # -- arrays -----------------------------------------------------------------------------------------------------------
@@ -174,7 +174,6 @@ def _box(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
 _MANIFESTS, _PICKLES = "openaigym.trace.*.manifest.json", "openaigym.trace.*.pkl"
 _SUFFIX = ".manifest.json"
 _KIND = "gym_recording"
-_PART_BYTES, _PART_ROWS = 4 << 20, 8192  # limits of the steps that are read at a time
 _MOST_LISTED_FILES = 1000  # in the metadata
 
 NOTE = (
@@ -321,11 +320,9 @@ def _is_empty(content: Content) -> bool:
 
 
 def _parts(episode: OldEpisode) -> Iterator[NewSteps]:
-    """Yield the steps of an episode, a few MiB at a time."""
+    """Yield the steps of an episode, some at a time."""
     size = _row_size(episode.observations) + _row_size(episode.actions)
-    rows = max(1, min(_PART_ROWS, _PART_BYTES // max(1, size)))
-    for begin in range(0, max(1, episode.steps), rows):
-        end = min(begin + rows, episode.steps)
+    for begin, end in step_ranges(episode.steps, size):
         yield NewSteps(
             episode.observations[begin + (begin > 0) : end + 1], episode.actions[begin:end], episode.rewards[begin:end]
         )

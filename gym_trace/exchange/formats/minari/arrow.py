@@ -40,6 +40,7 @@ from gym_trace.exchange.formats.parquet.tables import (
     numbers_in,
     parquet_file,
     row_size,
+    rows_at_a_time,
 )
 from gym_trace.exchange.formats.rows import custom
 from gym_trace.exchange.formats.steps.windows import Window
@@ -146,7 +147,6 @@ def _arrays(columns: list[tuple[Name, Any]], in_infos: bool = False) -> tuple[li
     return arrays, fields
 
 
-_MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # limits of the rows that are read at a time
 _DEEPEST = 32
 _MAGIC_BYTES = 8  # before the first message of an Arrow file
 
@@ -201,7 +201,7 @@ class _ArrowFile:
                 if name not in self.schema.names:
                     raise self.fault(f"has no column {name}")
             total_size = sum(row_size(field.type) for field in self.schema)
-        self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, total_size)))
+        self._rows_at_a_time = rows_at_a_time(total_size)
         if not self.rows:
             raise self.fault("no rows; even an episode without steps has one, for the reset")
         self.steps = self.rows - 1
@@ -264,7 +264,7 @@ class _ArrowFile:
     def ranges(self, row_size: int) -> Iterator[tuple[int, int]]:
         before, end = None, 0
         with located(self.path):
-            for batch in self.batches(self.rows_at_a_time):
+            for batch in self.batches(self._rows_at_a_time):
                 if self._unpacked is not None:
                     for first, data in enumerate(batch.column(KEY).to_pylist(), end):
                         if data is not None:

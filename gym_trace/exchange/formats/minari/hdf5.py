@@ -16,7 +16,7 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.layout import PlainSpace
 from gym_trace.exchange.formats.foreign import widest
-from gym_trace.exchange.formats.hdf5.reading import H5File, H5Group, H5Rows, columns_in, step_ranges
+from gym_trace.exchange.formats.hdf5.reading import H5File, H5Group, H5Rows, columns_in
 from gym_trace.exchange.formats.hdf5.writing import Arrays, Datasets, Group, attribute, new_group
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import NewEpisode
@@ -24,7 +24,7 @@ from gym_trace.exchange.formats.infos import PackedInfos, packed
 from gym_trace.exchange.formats.minari.plan import MinariPlan, attributes_of
 from gym_trace.exchange.formats.minari.reading import InfoRows, KnownSpaces, episode_of, spaces_in
 from gym_trace.exchange.formats.minari.spaces import Name, index_in_hdf5
-from gym_trace.exchange.formats.rows import custom
+from gym_trace.exchange.formats.rows import custom, step_ranges
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.row_types import RowType
 
@@ -76,7 +76,7 @@ class HDF5Reader:
         self._names = sorted(names, key=lambda name: int(name[8:]))
         if not self._names:
             raise self._file.fault("", "no episodes")
-        self.spaces, self._columns = spaces_in(_StoredEpisode(self._file.root.group(self._names[0])), known, has_jpeg)
+        self.spaces, self._columns = spaces_in(_HDF5Episode(self._file.root.group(self._names[0])), known, has_jpeg)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -85,14 +85,14 @@ class HDF5Reader:
         """Yield the episodes. Raises UnreadableRecording."""
         with self._file:
             for name in self._names:
-                yield episode_of(_StoredEpisode(self._file.root.group(name)), *self._columns)
+                yield episode_of(_HDF5Episode(self._file.root.group(name)), *self._columns)
 
 
 def _is_number(name: str) -> bool:
     return name.isdecimal() and len(name) < 20
 
 
-class _StoredEpisode:
+class _HDF5Episode:
     """An episode; see StoredEpisode."""
 
     def __init__(self, group: H5Group):

@@ -242,9 +242,8 @@ class _TableReader:
         metadata = {"imported_from": kind, "columns": columns}
         schema = new_schema(kind, observations, actions, environment, metadata)
         lengths, warnings = self._lengths(), [*self._table_warnings()]
-        content = imported(kind, self._episodes(lengths, warnings), schema, steps=self._table.rows)
-        content.warnings = warnings  # reading adds some
-        return content
+        episodes = self._episodes(lengths, warnings)
+        return imported(kind, episodes, schema, warnings=warnings, steps=self._table.rows)
 
     def _table_warnings(self) -> Iterator[str]:
         """Yield the role of each column, and what the table lacks."""

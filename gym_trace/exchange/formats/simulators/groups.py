@@ -15,10 +15,10 @@ from gym_trace.data.values import ABSENT, Array, objects, placeholder
 from gym_trace.data.vocabulary import ENVIRONMENT, FINAL
 from gym_trace.exchange.formats.columns import FLAG
 from gym_trace.exchange.formats.foreign import in_parts, widest
-from gym_trace.exchange.formats.hdf5.reading import H5Group, H5Rows, columns_in, step_ranges
+from gym_trace.exchange.formats.hdf5.reading import H5Group, H5Rows, columns_in
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.exchange.formats.infos import infos_of
-from gym_trace.exchange.formats.rows import NEXT_DIFFER, first_writer, named
+from gym_trace.exchange.formats.rows import NEXT_DIFFER, first_writer, named, step_ranges
 from gym_trace.playback.row_types import RowType
 
 Name = tuple[str, ...]  # path of an array in the group of an episode
@@ -73,7 +73,7 @@ def episode_names(group: H5Group, prefix: str) -> list[str]:
     return sorted((name for name in names if len(name) < len(prefix) + 20), key=in_parts)
 
 
-class StoredEpisode:
+class Demonstration:
     """An episode in a file. steps: their number. columns: all arrays, by their paths."""
 
     def __init__(self, group: H5Group, format: GroupMap):
@@ -250,7 +250,7 @@ def plain(value: Any) -> Any:
 
 def content_of(
     kind: str,
-    first: StoredEpisode,
+    first: Demonstration,
     environment: Mapping[str, Any],
     metadata: Mapping[str, Any],
     about: str | None,
@@ -269,12 +269,10 @@ def content_of(
     schema = new_schema(kind, observations, actions, environment, metadata, infos=has_infos)
     layouts = WriterSchema.of(schema).layouts if about is None else first_writer(about)[1]
     warnings = [] if about is not None else [warning, *_missing(first, layouts)]
-    content = imported(kind, episodes(layouts, warnings), schema, about)
-    content.warnings = warnings  # reading the episodes adds more
-    return content
+    return imported(kind, episodes(layouts, warnings), schema, about, warnings=warnings)
 
 
-def _missing(first: StoredEpisode, layouts: Layouts) -> Iterator[str]:
+def _missing(first: Demonstration, layouts: Layouts) -> Iterator[str]:
     """Yield what a file does not have, judged by its first episode."""
     if not any(name[0] == first.format.observations for name in first.columns):
         yield "no observations: they are empty; states of the simulator, if there are any, are states of the trace"

@@ -19,7 +19,7 @@ from gym_trace.exchange.formats.hdf5.reading import MAGIC, H5File
 from gym_trace.exchange.formats.hdf5.writing import Group, new_file, new_group
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode
-from gym_trace.exchange.formats.simulators.groups import GroupMap, StoredEpisode, content_of, episode_names
+from gym_trace.exchange.formats.simulators.groups import Demonstration, GroupMap, content_of, episode_names
 from gym_trace.exchange.formats.simulators.writing import (
     GroupPlan,
     arguments_of,
@@ -105,7 +105,7 @@ class ManiSkillImporter:
             names = episode_names(file.root, _MAP.prefix)
             if not names:
                 raise file.root.fault(f"has no episodes {_MAP.prefix}N")
-            first = StoredEpisode(file.root.group(names[0]), _MAP)
+            first = Demonstration(file.root.group(names[0]), _MAP)
             by_id = {f"{_MAP.prefix}{entry.get('episode_id')}": entry for entry in entries if isinstance(entry, dict)}
             environment, episodes = _environment_of(of_file), partial(_episodes, file, names, by_id)
             about = about if isinstance(about, str) else None
@@ -147,7 +147,7 @@ def _episodes(
             entry = entries.get(name, {})
             given = kwargs if isinstance(kwargs := entry.get("reset_kwargs"), dict) else {}
             seed, options, identity = given.get("seed", entry.get("episode_seed")), given.get("options"), entry.get(KEY)
-            yield StoredEpisode(file.root.group(name), _MAP).episode(
+            yield Demonstration(file.root.group(name), _MAP).episode(
                 layouts,
                 warnings,
                 seed=seed if type(seed) is int and seed >= 0 else None,

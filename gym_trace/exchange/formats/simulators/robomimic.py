@@ -23,7 +23,7 @@ from gym_trace.exchange.formats.hdf5.writing import Group, attribute, new_file, 
 from gym_trace.exchange.formats.identity import KEY
 from gym_trace.exchange.formats.imported import Imported, NewEpisode
 from gym_trace.exchange.formats.infos import is_text
-from gym_trace.exchange.formats.simulators.groups import GroupMap, StoredEpisode, content_of, episode_names, plain
+from gym_trace.exchange.formats.simulators.groups import Demonstration, GroupMap, content_of, episode_names, plain
 from gym_trace.exchange.formats.simulators.writing import (
     MASK,
     GroupPlan,
@@ -145,7 +145,7 @@ class RobomimicImporter:
             if not names:
                 raise data.fault(f"has no episodes {_MAP.prefix}N")
             about = file.root.group(KEY).rows("about").text() if KEY in file.root else None
-            attributes, first = _attributes_of(data), StoredEpisode(data.group(names[0]), _MAP)
+            attributes, first = _attributes_of(data), Demonstration(data.group(names[0]), _MAP)
             environment, episodes = _environment_of(attributes, path), partial(_episodes, file, names)
             content = content_of(_KIND, first, environment, attributes, about, _WARNING, episodes)
             on_error.pop_all()
@@ -165,7 +165,7 @@ def _episodes(file: H5File, names: list[str], layouts: Layouts, warnings: list[s
         for name in names:
             facts = _attributes_of(data.group(name))
             seed, identity = facts.pop("seed", None), facts.pop(KEY, None)
-            yield StoredEpisode(data.group(name), _MAP).episode(
+            yield Demonstration(data.group(name), _MAP).episode(
                 layouts,
                 warnings,
                 {key: name in members for key, members in masks.items()},
