@@ -402,7 +402,6 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
         two_writers, agents, killed, damaged, parity, empty, compacted,
     )
 }  # fmt: skip
-NEWER = {"compacted": f"format-{wire.MAJOR}.{wire.ORIGINS_MINOR}"}  # samples whose batches need a newer minor version
 NEEDS = {"agents": "pettingzoo", "minigrid": "minigrid", "pong": "ale_py", "halfcheetah": "mujoco"}
 
 
@@ -435,22 +434,21 @@ def fixed_surroundings(name: str) -> Iterator[None]:
 
 
 def make(name: str, replace: bool) -> None:
-    version = NEWER.get(name, VERSION)
-    directory = HERE / version / name
+    directory = HERE / VERSION / name
     if directory.exists() and not replace:
-        return print(f"{version}/{name}: already exists, kept")
+        return print(f"{VERSION}/{name}: already exists, kept")
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        return print(f"{version}/{name}: skipped; install {NEEDS[name]} first")
+        return print(f"{VERSION}/{name}: skipped; install {NEEDS[name]} first")
     shutil.rmtree(directory, ignore_errors=True)
     with fixed_surroundings(name):
         SAMPLES[name](directory)
     size = sum(path.stat().st_size for path in directory.iterdir())
     if size > LARGEST:
-        raise SystemExit(f"{version}/{name}: {size} bytes exceed the limit of {LARGEST}")
+        raise SystemExit(f"{VERSION}/{name}: {size} bytes exceed the limit of {LARGEST}")
     expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
-    expected[f"{version}/{name}"] = describe_trace(directory)
+    expected[f"{VERSION}/{name}"] = describe_trace(directory)
     EXPECTED.write_text(json.dumps(dict(sorted(expected.items())), indent=1, ensure_ascii=False) + "\n")
-    print(f"{version}/{name}: made, {size} bytes")
+    print(f"{VERSION}/{name}: made, {size} bytes")
 
 
 def main() -> None:

@@ -98,9 +98,9 @@ def test_a_strict_scan_reports_file_and_byte_of_the_damaged_sample() -> None:
 
 
 def test_making_samples_keeps_existing_ones() -> None:
-    path = SAMPLES / "format-1.1" / "empty" / "sample.manifest.jsonl"
+    path = SAMPLES / "format-1.3" / "empty" / "sample.manifest.jsonl"
     before = path.read_bytes(), path.stat().st_mtime_ns
     command = [sys.executable, str(SAMPLES / "make_samples.py"), "empty"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (0, "format-1.1/empty: already exists, kept\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "format-1.3/empty: already exists, kept\n"), done.stderr
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before

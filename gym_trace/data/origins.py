@@ -18,7 +18,7 @@ ID_BITS = (
 )
 OWN_ID = (1 << ID_BITS) - 1
 MOST_ORIGINS = 1 << 12
-_FORMAT = [1, 2]
+_FORMAT = [1, 3]
 _LEVEL = 9
 _MOST_BYTES, _MOST_GROWTH = 16 << 20, 1 << 10  # limits on unpacked origins: size, and ratio to packed size
 

@@ -164,10 +164,10 @@ class BatchFiles:
         """
         self.seal()
         name = batch_name(self.writer, self._batches)
-        crc = copy_batch(batch, crc, self._storage, name, self._batches)
+        crc, index = copy_batch(batch, crc, self._storage, name, self._batches)
         self._batches += 1
         self._count(batch.fragments)
-        self._sealed(name, batch.size, crc)
+        self._sealed(name, batch.size, crc, index)
 
     def _batch_with_space(self, fragments: Array) -> BatchWriter:
         """Return the current batch, or a new one if these fragments do not fit."""
@@ -215,14 +215,15 @@ class BatchFiles:
             self._reserve.take()
         self._batch = None
         self._batches += 1
-        self._sealed(batch.name, batch.size, batch.crc)
+        self._sealed(batch.name, batch.size, batch.crc, batch.index)
 
-    def _sealed(self, name: str, size: int, crc: int) -> None:
-        """Add a sealed batch to the manifest."""
+    def _sealed(self, name: str, size: int, crc: int, index: str) -> None:
+        """Add a sealed batch to the manifest: last, because it must not list a batch that is not durable."""
         self._in_sealed += size
         self.bytes = self._in_sealed
         counts = {"episodes": self._batch_episodes, "steps": self._batch_steps}
-        self._manifest.write(line({"type": "batch", "file": name, "bytes": size, "crc32": crc, **counts}))
+        entry = {"type": "batch", "file": name, "bytes": size, "crc32": crc, **counts, "index": index}
+        self._manifest.write(line(entry))
         self.episodes += self._batch_episodes
         self.steps += self._batch_steps
         self._batch_episodes = self._batch_steps = 0

@@ -23,7 +23,7 @@ from gym_trace.format.columns import (
 )
 from gym_trace.format.fragments import Fragments, read_fragments
 from gym_trace.format.kernels import crc32
-from gym_trace.format.manifest import SUFFIX
+from gym_trace.format.listed_index import ListedIndex, index_text
 from gym_trace.format.parity import HealedReader, stored_parity
 from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, header_at, metadata_of, next_record
 from gym_trace.format.restoring import heal
@@ -37,7 +37,6 @@ PARITY_CONTRADICTS = "the parity contradicts intact data; nothing is restored fr
 _NO_RECORD = "not a record"
 _FARTHEST = 1 << 40  # largest plausible offset; operating systems reject much larger ones
 _HEALING = threading.Lock()  # heal one batch at a time; other threads wait for the restored bytes
-_TAIL = 1 << 10  # bytes at the end of a batch that are fetched together with its beginning
 _SMALL = 1 << 16  # bytes; smaller chunks are fetched whole, larger ones in two round trips: header, then columns
 _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
@@ -230,7 +229,7 @@ class BatchReader:
     """Finds the chunks of one batch: sealed or unsealed, intact or damaged.
 
     Attributes:
-        schema: contents of the schema record, or None if it is damaged.
+        schema: contents of the schema record, or None if it is damaged, or was not read.
         sealed: True if the index and footer were read.
         ended: True if no chunk can follow.
         fragments: fragment tables of all readable chunks.
@@ -243,16 +242,25 @@ class BatchReader:
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
-    def __init__(self, storage: ReadStorage, name: str, budget: RowBudget | None = None, warns: bool = True):
+    def __init__(
+        self,
+        storage: ReadStorage,
+        name: str,
+        budget: RowBudget | None = None,
+        warns: bool = True,
+        listed: ListedIndex | None = None,
+    ):
         """Open a batch.
 
         budget: row limit shared by the tables of several batches; None: a limit for this batch alone.
         warns: warn once if damaged bytes were restored from the parity of the batch.
+        listed: the index in the manifest, which saves reading the batch if it is valid.
         """
         self.name = name
         self.healed: list[Damage] = []
         self.parity_contradicts = False
         self._is_checked = False  # True once compared with the parity
+        self._is_stale = False  # True if the manifest lists the index of another file
         self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
@@ -264,13 +272,23 @@ class BatchReader:
             self.size = file.size
             self._version = storage.version(self.name)
             self._budget.grant(self.size)
-            self._load(file)
+            self.is_listed = listed is not None and self._load_listed(file, listed)
+            if not self.is_listed:
+                self._load(file)
         if self.damage and self.heal():
             with self.open() as file:
                 self._budget.grant(self.size)
                 self._load(file)
 
     def _load(self, file: Reader) -> None:
+        self._clear()
+        self.header = self._file_header(file)
+        if not self._read_index(file):
+            self._walk(file)
+        else:
+            self._read_schema(file)
+
+    def _clear(self) -> None:
         self.damage: list[Damage] = []
         self.torn = 0
         self.sealed = False
@@ -281,11 +299,22 @@ class BatchReader:
         self.fragments = Fragments()
         self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
         self._read_to = wire.HEADER_SIZE
-        self.header = self._file_header(file)
-        if not self._read_index(file):
-            self._walk(file)
-        else:
+
+    def _load_listed(self, file: Reader, listed: ListedIndex) -> bool:
+        """Take the index that the manifest lists; return False if it is damaged, or not that of this file."""
+        self._clear()
+        self.header = wire.FileHeader(listed.file_id, 0)
+        source = listed.source(file)
+        try:
+            if self._header_at(source, listed.header.offset) != listed.header:
+                return False
+            self.fragments, self.chunks, self.totals, self.slabs = self._index(source, listed.header)
+        except CorruptTrace:
+            return False
+        self.sealed = self.ended = True
+        if listed.reads_schema:
             self._read_schema(file)
+        return True
 
     def refresh(self) -> None:
         """Read records appended since the last read; does nothing for a sealed batch."""
@@ -305,7 +334,7 @@ class BatchReader:
         if size < self.size or (self.sealed and size > self.size):
             return True
         if self.sealed:  # no read needed
-            return self._storage.version(name) != self._version
+            return self._is_stale or self._storage.version(name) != self._version
         with contextlib.suppress(CorruptTrace, UnsupportedTrace), self._storage.open(name) as file:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id != self.header.file_id
         return False
@@ -326,10 +355,21 @@ class BatchReader:
             if not is_there:
                 gone = f"{self.path}: removed or replaced since it was opened; call refresh() or open the trace again"
                 raise TraceError(gone) from error
+            self._confirm()
             self.heal()
             if self._restored is before:
                 raise
             return self._read_chunk(number, wanted)  # healed, perhaps by another thread
+
+    def _confirm(self) -> None:
+        """Raise TraceError if the manifest lists the index of another file than this one."""
+        if not self.is_listed:
+            return
+        actual = BatchReader(self._storage, self.name, warns=False)
+        self._is_stale = actual.header.file_id != self.header.file_id or not np.array_equal(actual.chunks, self.chunks)
+        if self._is_stale:
+            raise TraceError(f"{self.path}: not the batch that its manifest lists; call refresh() to read it as it is")
+        self.is_listed = False
 
     def _read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
         offset = int(self.chunks["offset"][number])
@@ -401,6 +441,15 @@ class BatchReader:
         except CorruptTrace as error:
             raise error.located(self.path, int(self.chunks["offset"][number])) from error
         return StoredChunk(file, header, [column for column, _ in columns], metadata.get("pending"))
+
+    def index_text(self, name: str, file: Reader) -> str:
+        """Return the index for a manifest; "" without one. name: of the file there. file: this batch, open."""
+        footer = self._footer(file)
+        header = None if footer is None else self._header_at(file, footer.index_offset)
+        if header is None:
+            return ""
+        head = file.read(header.offset, wire.HEADER_SIZE)
+        return index_text(name, [head, file.read(header.offset + len(head), header.end - header.offset - len(head))])
 
     # -- reading records ----------------------------------------------------------------------------------------------
 
@@ -568,23 +617,6 @@ class BatchReader:
         if self.damage and self.damage[-1][2:] == (start, problem):
             start = self.damage.pop().start
         self.damage.append(Damage(self.path, start, end, problem))
-
-
-def expect_indexes(storage: ReadStorage, names: Iterable[str]) -> None:
-    """Prefetch manifests, and the beginning and index of batches, in two round trips. Raises OSError."""
-    sizes = {name: storage.size(name) for name in names if not name.endswith(PART)}
-    manifests = [Span(name, 0, sizes.pop(name)) for name in [*sizes] if name.endswith(SUFFIX)]
-    begins = [Span(name, 0, 2 * wire.HEADER_SIZE) for name in sizes]
-    storage.expect([*manifests, *begins, *(Span(name, size - _TAIL, _TAIL) for name, size in sizes.items())])
-    indexes = []
-    for name, size in sizes.items():
-        with storage.open(name) as file, contextlib.suppress(CorruptTrace, UnsupportedTrace):
-            file_id = wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id
-            footer = wire.unpack_footer(file.read(size - wire.HEADER_SIZE, wire.HEADER_SIZE), size, file_id)
-            if footer is not None and footer.index_offset < size:
-                end = footer.parity[0] or size
-                indexes.append(Span(name, footer.index_offset, max(0, end - footer.index_offset)))
-    storage.expect(indexes)
 
 
 def size_and_crc(file: Reader, end: int | None = None) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_to
 from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Path, Workspace
 from gym_trace.format.encoding_threads import EncodingThreads
 from gym_trace.format.kernels import crc32
+from gym_trace.format.listed_index import index_text
 from gym_trace.format.parity import (
     HealedReader,
     ParityPart,
@@ -37,11 +38,14 @@ _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
 
 
-def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, number: int) -> int:
-    """Copy a sealed batch without decoding it, under another batch number; return the CRC of the copy.
+def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, number: int) -> tuple[int, str]:
+    """Copy a sealed batch without decoding it, under another batch number.
 
     Args:
         crc: CRC of the file; None: compute it.
+
+    Returns:
+        The CRC of the copy, and its index for the manifest.
 
     Raises:
         UnstorableValue: the new number would change the length of the batch. Nothing was written.
@@ -78,7 +82,7 @@ def copy_batch(batch: BatchReader, crc: int | None, target: Storage, name: str, 
             copy.write(new)
             copy.copy(file, len(new), end - len(new))
             copy.write(tail)
-    return crc
+        return crc, batch.index_text(name, file)
 
 
 def features_of(schema: dict[str, Any]) -> int:
@@ -108,6 +112,7 @@ class BatchWriter:
         self._pending: Sequence[Any] = ()  # pending actions of the last chunk
         self.size = 0
         self.crc = 0
+        self.index = ""  # the index for the manifest, once the batch is sealed
         self.fragments = 0
         if begun is not None:
             self._resume(begun)
@@ -204,7 +209,7 @@ class BatchWriter:
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
         metadata = _metadata([column for column, _ in columns], self._slab, self._pending, totals=totals)
         index_offset = self.size
-        self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
+        self.index = index_text(self.name, self._record(wire.INDEX, metadata, [[blob] for _, blob in columns]))
         shape = shape_for(self.size)
         parts = threads.map([partial(self._parity_part, shape, groups) for groups in shape.divided(threads.count + 1)])
         parity = joined_parity(parts, shape)
@@ -229,12 +234,14 @@ class BatchWriter:
 
     def _record(
         self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Buffer]], crcs: Mapping[int, int] = _NO_CRCS
-    ) -> None:
-        """Append a record. crcs: known CRCs of pieces, by the id of the piece."""
+    ) -> list[Buffer]:
+        """Append a record; return its pieces. crcs: known CRCs of pieces, by the id of the piece."""
         if len(metadata) > wire.MAX_METADATA:
             raise UnstorableValue(f"column descriptors take {len(metadata)} bytes; the limit is {wire.MAX_METADATA}")
-        self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id), crcs)
+        pieces = wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id)
+        self._append(pieces, crcs)
         self._sequence += 1
+        return pieces
 
     def _append(self, pieces: Sequence[Buffer], crcs: Mapping[int, int] = _NO_CRCS) -> None:
         start, size, crc = self.size, self.size, self.crc

@@ -8,21 +8,23 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from multiprocessing import current_process
 from typing import Any
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, UnsupportedTrace
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.format.facts import remove_facts
+from gym_trace.format.listed_index import ListedIndex, listed_index
 from gym_trace.printable import printable
-from gym_trace.storage.protocol import ReadStorage, Storage
+from gym_trace.storage.protocol import ReadStorage, Span, Storage
 
 RING = ".ring"  # suffix of a ring file (docs/FORMAT.md, section 8)
+_TAIL = 1 << 10  # bytes at the end of a batch that are fetched together with its beginning
 _MOST_REASON = 300  # characters of the reason why a writer stopped
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
@@ -33,7 +35,11 @@ _KINDS = {"batch": _BATCH, "manifest": _MANIFEST, "ring": _RING, "video": _VIDEO
 
 
 class WriterFiles:
-    """The files of one writer: its manifest and ring, if any, and its batches by number, in order."""
+    """The files of one writer: its manifest and ring, if any, and its batches by number, in order.
+
+    Attributes:
+        indexes: indexes in the manifest, by the names of the batches; set by expect_indexes(), otherwise empty.
+    """
 
     def __init__(self, storage: ReadStorage, writer: str):
         self.storage = storage
@@ -41,6 +47,7 @@ class WriterFiles:
         self.manifest: str | None = None
         self.batches: dict[int, str] = {}
         self.ring, self.has_ring = writer + RING, False
+        self.indexes: dict[str, ListedIndex] = {}
         self._entries: list[dict[str, Any]] | None = None
 
     def of_origin(self, writer: str, entries: list[dict[str, Any]]) -> WriterFiles:
@@ -93,6 +100,22 @@ class WriterFiles:
                     found.pop(name, None)
                     dropped.add(number)
         return found, dropped
+
+    def schema(self) -> tuple[dict[str, Any], bool] | None:
+        """Return the schema in the manifest, and True if it is the recorded one, bit for bit; None without one."""
+        return manifest.schema_in(next(self.entries(), {}))
+
+    def listed_indexes(self) -> dict[str, ListedIndex]:
+        """Return the indexes in the manifest, by the names of the batches of these sizes."""
+        sizes = {name: self.storage.size(name) for name in self.batches.values() if not name.endswith(PART)}
+        entries = ((name, entry) for name, entry in self.listed()[0].items() if name in sizes)
+        found = {
+            name: index for name, entry in entries if (index := listed_index(name, sizes[name], entry)) is not None
+        }
+        first = next(iter(self.batches.values()), None)
+        if first in found and not (self.schema() or ({}, False))[1]:
+            found[first] = found[first]._replace(reads_schema=True)
+        return found
 
     def missing(self) -> list[range]:
         """Return the numbers of batches that are missing and were not dropped."""
@@ -193,6 +216,37 @@ def find_writers(storage: ReadStorage) -> list[WriterFiles]:
         files.has_ring = files.writer in rings
         files.batches = dict(sorted(files.batches.items()))
     return list(writers.values())
+
+
+def expect_indexes(storage: ReadStorage, writers: Sequence[WriterFiles], known: Container[str] = ()) -> None:
+    """Prefetch what opening reads: the manifests, and what they lack of the indexes of the batches that are not known.
+
+    Raises OSError.
+    """
+    storage.expect(Span(name, 0, storage.size(name)) for files in writers if (name := files.manifest) is not None)
+    spans, unlisted = [], []
+    for files in writers:
+        files.indexes = files.listed_indexes()
+        for name in files.batches.values():
+            if name in known or name.endswith(PART):
+                continue
+            listed = files.indexes.get(name)
+            if listed is None:
+                unlisted.append((name, storage.size(name)))
+            elif not listed.record:
+                spans.append(Span(name, listed.header.offset, listed.size))
+            if listed is None or listed.reads_schema:
+                spans.append(Span(name, 0, 2 * wire.HEADER_SIZE))
+    storage.expect([*spans, *(Span(name, size - _TAIL, _TAIL) for name, size in unlisted)])
+    indexes = []
+    for name, size in unlisted:
+        with storage.open(name) as file, suppress(CorruptTrace, UnsupportedTrace):
+            file_id = wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id
+            footer = wire.unpack_footer(file.read(size - wire.HEADER_SIZE, wire.HEADER_SIZE), size, file_id)
+            if footer is not None and footer.index_offset < size:
+                end = footer.parity[0] or size
+                indexes.append(Span(name, footer.index_offset, max(0, end - footer.index_offset)))
+    storage.expect(indexes)
 
 
 def make_directory(storage: Storage) -> None:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.data.packing import MAX_CONTAINERS
+from gym_trace.data.packing import MAX_CONTAINERS, pack, pack_lenient
 from gym_trace.data.values import shown
 from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.format.kernels import crc32
 from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
 SUFFIX = ".manifest.jsonl"
@@ -28,7 +29,7 @@ MAX_LINES = 1 << 20  # reading stops after this many lines
 
 def created(storage: Storage, name: str, schema: dict[str, Any]) -> Appender:
     """Create and lock the manifest of a writer. The lock, held until it is closed, shows that the writer is alive."""
-    first = line({"type": "writer", **schema})
+    first = line({"type": "writer", **schema, "crc32": crc32(pack(schema))})
     if len(first) > _MAX_LINE:  # readers reject longer lines
         raise UnstorableValue(f"spaces and metadata take {len(first)} bytes; the limit is {_MAX_LINE}")
     file = storage.create(name, lock=True)
@@ -55,6 +56,14 @@ def reopened(storage: Storage, name: str) -> Appender | None:
             file.close()
             raise
     return file
+
+
+def schema_in(first: dict[str, Any]) -> tuple[dict[str, Any], bool] | None:
+    """Return the schema in the first line of a manifest, and True if JSON holds it exactly; None: no such line."""
+    if first.get("type") != "writer":
+        return None
+    schema = {key: value for key, value in first.items() if key not in ("type", "crc32")}
+    return schema, "crc32" in first and crc32(pack_lenient(schema)[0]) == first["crc32"]
 
 
 def append(storage: Storage, writer: str, entry: dict[str, Any]) -> None:

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from gym_trace.data.vocabulary import FragmentFlag
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 
-MAJOR, MINOR = 1, 1
-ORIGINS_MINOR = 2  # minor version of batches with the feature ORIGINS
+MAJOR, MINOR = 1, 3
 ORIGINS = 1  # feature bit, required: the batch holds episodes of other writers
 HEADER_SIZE = 64  # bytes of a file header, a record header or a footer
 MAX_METADATA = 256 << 20  # bytes
@@ -171,8 +170,7 @@ def _zeros(power: int) -> list[list[int]]:
 
 
 def pack_file_header(file_id: bytes, batch: int, features: int = 0) -> bytes:
-    minor = ORIGINS_MINOR if features & ORIGINS else MINOR
-    return _sealed(_FILE.pack(FILE_MAGIC, MAJOR, minor, features, file_id, batch))
+    return _sealed(_FILE.pack(FILE_MAGIC, MAJOR, MINOR, features, file_id, batch))
 
 
 def unpack_file_header(raw: bytes) -> FileHeader:
@@ -226,6 +224,15 @@ def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -
     if sync != SYNC or where != offset or file != file_id:
         return None
     return RecordHeader(kind, flags, metadata_length, body_length, where, sequence, crc)
+
+
+def unpack_index_header(raw: bytes) -> tuple[bytes, RecordHeader] | None:
+    """Parse the header of an index record of any file; return the file id and the header, or None if it is not one."""
+    if not _is_valid(raw):
+        return None
+    *_, offset, _, file_id, _ = _RECORD.unpack_from(raw)
+    header = unpack_record_header(raw, offset, file_id)
+    return (file_id, header) if header is not None and header.type == INDEX else None
 
 
 def header_positions(block: bytes, offset: int, file_id: bytes) -> list[int]:

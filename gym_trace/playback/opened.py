@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from gym_trace.data.layout import Path
 from gym_trace.data.trees import cut
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, RowBudget, expect_indexes
+from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, RowBudget
 from gym_trace.format.columns import MSGPACK
-from gym_trace.format.directory import WriterFiles, find_writers
+from gym_trace.format.directory import expect_indexes, find_writers
 from gym_trace.playback.assembly import ChunkSlice, assemble, cut_down
 from gym_trace.playback.on_demand import STARTS, Asked, read
 from gym_trace.playback.origins import readers_by_origin
@@ -121,7 +121,8 @@ class Opened:
             found = find_writers(self.storage)
             known, before = self._stored, self._by_origin
             if self.storage.ahead:
-                expect_indexes(self.storage, _unread(found, known))
+                read = {batch.name for reader in known.values() for batch in reader.batches}
+                expect_indexes(self.storage, found, read)
             self._stored = {
                 files.writer: known[files.writer].refreshed(files)
                 if files.writer in known
@@ -153,13 +154,6 @@ class Opened:
         return reopened, (self.storage, extents_of(list(self._stored.values())))
 
 
-def _unread(found: Sequence[WriterFiles], known: Mapping[str, WriterReader]) -> list[str]:
-    """Return the names of the batches that were not read before, and of all manifests."""
-    before = {batch.name for reader in known.values() for batch in reader.batches}
-    names = (name for files in found for name in (*files.batches.values(), files.manifest))
-    return [name for name in names if name is not None and name not in before]
-
-
 def extents_of(writers: Sequence[WriterReader]) -> tuple[FileSnapshot, ...]:
     """Return a snapshot of the files of each of these writers."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
@@ -177,7 +171,7 @@ def _read_again(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> list
         raise TraceNotFound(f"{storage.root}: writer {missing[0]} no longer exists")
     budget = RowBudget()
     if storage.ahead:
-        expect_indexes(storage, _unread([found[extent.writer] for extent in extents], {}))
+        expect_indexes(storage, [found[extent.writer] for extent in extents])
     writers = [WriterReader(found[extent.writer], extent, budget) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
         raise TraceError(f"{storage.root}: data of writer {changed[0]} was changed or removed; open the trace again")

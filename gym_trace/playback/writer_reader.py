@@ -160,6 +160,7 @@ class WriterReader:
         if self._extent is not None:
             return WriterReader(files)
         if self._is_replaced(files):
+            files.indexes = {}  # they may list what was replaced
             return WriterReader(files, budget=self.budget)
         newer = copy(self)
         newer._starts = {}
@@ -298,7 +299,7 @@ class WriterReader:
         with contextlib.suppress(FileNotFoundError):  # sealed since it was listed; BatchReader tries the new name
             size = self.files.storage.size(name)  # before opening: the header may be written in between
         try:
-            return BatchReader(self.files.storage, name, self.budget)
+            return BatchReader(self.files.storage, name, self.budget, listed=self.files.indexes.get(name))
         except CorruptTrace as error:
             if not (name.endswith(PART) and size < wire.HEADER_SIZE):
                 self._take_damage(name, error, size)
@@ -367,9 +368,8 @@ class WriterReader:
         """The schema: of the first batch that has one, or of the manifest. Raises CorruptTrace if it is lost."""
         if self._about is None:
             found: Any = next((batch.schema for batch in self.batches if batch.schema is not None), None)
-            if found is None:
-                first = next(self.files.entries(), {})
-                found = first if first.get("type") == "writer" else None
+            if found is None and (listed := self.files.schema()) is not None:
+                found = listed[0]
             if found is None:
                 raise CorruptTrace(f"writer {self.writer}: no readable schema", self.files.where)
             self._about = WriterSchema.of(found)

@@ -141,8 +141,8 @@ def _schema(files: WriterFiles) -> dict[str, Any] | None:
     for name in reversed(files.batches.values()):
         if (schema := BatchReader(files.storage, name).schema) is not None:
             return schema
-    first = next(files.entries(), {})
-    return first if first.get("type") == "writer" else None
+    listed = files.schema()
+    return None if listed is None else listed[0]
 
 
 def _add(writer: BatchFiles, tail: RingTail) -> None:

@@ -145,8 +145,8 @@ class NewestBatches(BatchFiles):
 
     # -- dropping -----------------------------------------------------------------------------------------------------
 
-    def _sealed(self, name: str, size: int, crc: int) -> None:
-        super()._sealed(name, size, crc)
+    def _sealed(self, name: str, size: int, crc: int, index: str) -> None:
+        super()._sealed(name, size, crc, index)
         number = self._batches - 1
         self._whole.append((number, size))
         before = min(number, int(self._open["first"].min(initial=number)))

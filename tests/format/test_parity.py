@@ -211,7 +211,7 @@ def test_a_copy_under_another_number_has_parity_of_its_own(tmp_path: Path, numbe
     target.make()
     name = f"w.{number:06d}.gtb"
     batch = BatchReader(source, original.name)
-    crc = copy_batch(batch, None, target, name, number)
+    crc, _ = copy_batch(batch, None, target, name, number)
     data = (tmp_path / "copy" / name).read_bytes()
     assert crc == zlib.crc32(data)
     assert len(data) == batch.size

@@ -12,7 +12,7 @@ import { canonical } from "./canonical.mjs";
 import { reader } from "./reader.mjs";
 import { readRing } from "./ring.mjs";
 
-const { ENDS, Extension, HAS_INITIAL, ID_RANGE, OUTCOMES, STARTS, TERMINATED, TRUNCATED, TUPLE, absent, asTyped, crc32, isMisfit, joined, leavesOf, nameOf,
+const { ENDS, Extension, HAS_INITIAL, HEADER, INDEX, ID_RANGE, OUTCOMES, STARTS, TERMINATED, TRUNCATED, TUPLE, absent, align, asTyped, crc32, isMisfit, joined, leavesOf, nameOf,
   observationRows, originsOf, typedValue, unpack } = reader;
 const sha256 = (...parts) => parts.reduce((hash, part) => hash.update(part), createHash("sha256")).digest("hex");
 
@@ -132,6 +132,14 @@ function findWriters(directory) {
   return new Map(known.sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
+/** Whether the index in the line of a batch, or its header alone, is that in the file. */
+function isIndexOf({ file, index }, bytes) {
+  const raw = Buffer.from(index, "base64"), record = raw.subarray(0, -4);
+  const at = Number(record.readBigUInt64LE(24)), end = at + HEADER + align(record.readUInt32LE(12)) + Number(record.readBigUInt64LE(16));
+  return crc32(new Uint8Array(Buffer.concat([record, Buffer.from(file)]))) === raw.readUInt32LE(record.length)
+    && record.equals(bytes.subarray(at, at + record.length)) && record.readUInt16LE(8) === INDEX && [HEADER, end - at].includes(record.length);
+}
+
 function readJournal(directory, name) {
   const lines = readFileSync(join(directory, name), "utf8").split("\n").slice(0, -1).map((line) => JSON.parse(line));
   const closed = lines.find((line) => line.type === "closed");
@@ -140,7 +148,8 @@ function readJournal(directory, name) {
   const batches = listed.map((line) => {
     const path = join(directory, line.file);
     const bytes = existsSync(path) ? readFileSync(path) : Buffer.alloc(0);
-    return { ...line, agrees: bytes.length === line.bytes && crc32(new Uint8Array(bytes)) === line.crc32 };
+    const agrees = bytes.length === line.bytes && crc32(new Uint8Array(bytes)) === line.crc32;
+    return { ...line, agrees: agrees && (line.index === undefined || isIndexOf(line, bytes)) };
   });
   return { schema: lines[0], closed: closed ? [closed.episodes, closed.steps] : null, batches };
 }

@@ -255,7 +255,7 @@ def test_a_batch_begun_while_being_opened_is_not_damage(tmp_path: Path, monkeypa
     begun.touch()
     read = BatchReader
 
-    def overtaken(storage: Storage, name: str, room: Any = None) -> BatchReader:
+    def overtaken(storage: Storage, name: str, *rest: Any, **options: Any) -> BatchReader:
         try:
             return read(storage, name)
         finally:

@@ -6,26 +6,29 @@ import json
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
+from gym_trace.data.packing import pack_lenient
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import MISSING, Damage, size_and_crc
 from gym_trace.format.directory import WriterFiles, batch_number
+from gym_trace.format.kernels import crc32
 from gym_trace.format.manifest import Line, as_json, read_lines
 
 
 class SealedBatch(NamedTuple):
-    """A sealed batch that was read. episodes: number of episodes that end in it."""
+    """A sealed batch that was read. episodes: number of episodes that end in it. index_text: for the manifest."""
 
     bytes: int
     is_undamaged: bool
     episodes: int
     steps: int
+    index_text: str
 
 
 class ManifestCheck:
     """Compares the manifest of a writer with its batches, after these were read.
 
     Attributes:
-        schema: the schema of the batches, or None.
+        schema: the schema of the batches, without "batch"; None: they have none that is readable.
         missing: numbers of batches that are already known to be missing.
         sealed: the sealed batches that were read, by name; damaged chunks count.
         damages: lines of the manifest that are damaged or wrong.
@@ -92,13 +95,24 @@ class ManifestCheck:
     def _problem_of_first(self, entry: dict[str, Any]) -> str | None:
         if entry.get("type") != "writer" or entry.get("writer") != self._files.writer:
             return "the first line does not name this writer"
+        if self.schema is None:
+            return None
         try:  # the manifest has the schema as JSON, which is less exact, and may have further keys
-            schema = json.loads(as_json(self.schema or {}))
+            schema = json.loads(as_json(self.schema))
         except (RecursionError, TypeError, ValueError):
             return None
         if any(key not in entry or _canonical(entry[key]) != _canonical(value) for key, value in schema.items()):
             return "the first line differs from the schema of the batches"
+        if self._is_wrong(entry, "crc32", crc32(pack_lenient(self.schema)[0])):
+            return "the first line has a wrong checksum of the schema of the batches"
         return None
+
+    def _is_wrong(self, entry: dict[str, Any], key: str, value: object) -> bool:
+        """Return True if a line has another value, or none though lines have it since format 1.3."""
+        match (self.schema or {}).get("format"):
+            case [1, int(minor)] if minor >= 3:
+                return bool(entry.get(key) != value)
+        return bool(entry.get(key, value) != value)
 
     def _problem_of_batch(self, entry: dict[str, Any]) -> str | None:
         name, size = entry.get("file"), entry.get("bytes")
@@ -127,6 +141,7 @@ class ManifestCheck:
             _, crc = size_and_crc(file)
         expected = {"bytes": batch.bytes, "crc32": crc, "episodes": batch.episodes, "steps": batch.steps}
         wrong = [key for key, value in expected.items() if entry.get(key) != value]
+        wrong += ["index"] if self._is_wrong(entry, "index", batch.index_text) else []
         return f"wrong {' and '.join(wrong)} for {name}" if wrong else None
 
     def _problem_of_closed(self, entry: dict[str, Any]) -> str | None:

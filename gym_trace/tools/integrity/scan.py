@@ -358,13 +358,15 @@ class Examination:
         self._foreign = self.files.foreign(schemas)
         for number, schema in schemas.items():
             if schema is not None and number not in self._foreign:
-                return {key: value for key, value in schema.items() if key not in ("batch", "type")}
-        first = next(self.files.entries(), {})
-        return {key: value for key, value in first.items() if key != "type"} if first.get("type") == "writer" else None
+                found = {key: value for key, value in schema.items() if key not in ("batch", "type")}
+                self._manifest_check.schema = found
+                return found
+        listed = self.files.schema()
+        return None if listed is None else listed[0]
 
     def chunks(self) -> Iterator[tuple[Array, Chunk]]:
         """Yield the readable chunks in order, each with its fragments."""
-        schema = self._manifest_check.schema = self.schema
+        schema = self.schema
         problem = None if schema is not None else "the schema is lost, and with it what the columns mean"
         if schema is not None:
             try:
@@ -481,7 +483,9 @@ class Examination:
         if batch.is_named_sealed:
             is_clean = is_clean and not batch.healed  # the manifest has the checksum of the original bytes
             steps = int(batch.fragments["steps"].sum())
-            self._manifest_check.sealed[name] = SealedBatch(batch.size, is_clean, ended, steps)
+            with batch.open() as file:
+                index = batch.index_text(name, file)
+            self._manifest_check.sealed[name] = SealedBatch(batch.size, is_clean, ended, steps, index)
         self._report.files += 1
         self._report.bytes += batch.size
         self._advance(0)

@@ -218,11 +218,11 @@ def test_older_readers_raise_unsupported_trace_for_compacted_traces(tmp_path: Pa
     record_many(tmp_path / "t", 2)
     edit.compact(tmp_path / "t", tmp_path / "c")
     (batch,) = (tmp_path / "c").glob("*.gtb")
-    assert batch.read_bytes()[8:16] == bytes([1, 0, 2, 0, wire.ORIGINS, 0, 0, 0])
+    assert batch.read_bytes()[8:16] == bytes([1, 0, 3, 0, wire.ORIGINS, 0, 0, 0])
     with mock.patch.object(wire, "ORIGINS", 0), pytest.raises(UnsupportedTrace, match="features 0x1"):
         open_trace(tmp_path / "c")
     for batch in (tmp_path / "t").glob("*.gtb"):
-        assert batch.read_bytes()[8:16] == bytes([1, 0, 1, 0, 0, 0, 0, 0])
+        assert batch.read_bytes()[8:16] == bytes([1, 0, 3, 0, 0, 0, 0, 0])
 
 
 def test_damage_in_a_compacted_trace_names_the_writers_of_the_lost_steps(tmp_path: Path) -> None:

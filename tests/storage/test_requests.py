@@ -1,0 +1,180 @@
+"""How many requests a trace at a URL takes, counted by a store in memory; lines of manifests that are wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import fsspec
+import pytest
+from faulty_store import FaultyFileSystem
+from long_tests import LONG
+from runs import CountingEnv, play, record_lengths
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace.errors import TraceError
+from gym_trace.playback.trace import Trace
+
+fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+
+
+@pytest.fixture(autouse=True)
+def quick() -> None:
+    FaultyFileSystem.reset()
+
+
+def batches(directory: Path, count: int, **options: Any) -> Path:
+    """Record one batch per episode."""
+    small = mock.patch("gym_trace.format.batch_files.BATCH_BYTES", 1)
+    with small, TraceRecordingWrapper(CountingEnv(), directory, **options) as recorder:
+        for number in range(count):
+            play(recorder, 1, number)
+            recorder.flush()
+    return directory
+
+
+def uploaded(directory: Path) -> str:
+    url = f"faulty:/{directory}/url"
+    fs, root = fsspec.url_to_fs(url)
+    if fs.exists(root):
+        fs.rm(root, recursive=True)
+    for path in directory.iterdir():
+        fs.pipe_file(f"{root}/{path.name}", path.read_bytes())
+    FaultyFileSystem.reset()
+    FaultyFileSystem.tags = "md5"
+    return url
+
+
+def requests() -> dict[str, int]:
+    """Return the number of requests since the last upload, by the ends of the names of files."""
+    names = [name for _, name in FaultyFileSystem.calls]
+    kinds = [name.rpartition(".")[2] if "." in name else "list" for name in names]
+    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+
+
+def steps_of(trace: Trace) -> list[Any]:
+    return [(e.writer, e.episode_id, e.outcome, e.observations.tolist(), e.rewards.tolist()) for e in trace]
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_opening_a_url_takes_a_listing_and_the_manifest(tmp_path: Path, count: int) -> None:
+    trace = open_trace(uploaded(batches(tmp_path, count)))
+    assert len(trace) == count
+    assert trace.metadata is None
+    assert requests() == {"list": 1, "jsonl": 1}
+
+
+def test_opening_a_url_of_several_writers_takes_a_request_for_each(tmp_path: Path) -> None:
+    for number in range(4):
+        batches(tmp_path, 3, uid=f"w{number}", on_exist="append")
+    assert len(open_trace(uploaded(tmp_path))) == 12
+    assert requests() == {"list": 1, "jsonl": 4}
+
+
+def test_metadata_without_a_json_form_is_read_from_the_first_batch(tmp_path: Path) -> None:
+    metadata = {"bytes": b"\0", "pair": (1, 2)}
+    trace = open_trace(uploaded(batches(tmp_path, 9, metadata=metadata)))
+    assert trace.metadata == metadata
+    assert requests() == {"list": 1, "jsonl": 1, "gtb": 1}
+
+
+def test_a_large_index_is_read_from_its_batch_in_one_request(tmp_path: Path) -> None:
+    with mock.patch("gym_trace.format.listed_index._MOST_LISTED", 64):
+        batches(tmp_path, 5)
+    trace = open_trace(uploaded(tmp_path))
+    assert requests() == {"list": 1, "jsonl": 1, "gtb": 5}
+    assert steps_of(trace) == steps_of(open_trace(tmp_path))
+
+
+# -- manifests that do not agree with the batches ---------------------------------------------------------------------
+
+
+def test_a_manifest_cut_at_any_byte_costs_requests_but_no_episode(tmp_path: Path) -> None:
+    known = steps_of(open_trace(batches(tmp_path, 3, uid="w")))
+    manifest = tmp_path / "w.manifest.jsonl"
+    whole = manifest.read_bytes()
+    ends = {at + 1 for at, byte in enumerate(whole) if byte == ord("\n")}
+    for end in sorted({0, *ends, *range(0, len(whole), 1 if LONG else 211)}):
+        manifest.write_bytes(whole[:end])
+        trace = open_trace(uploaded(tmp_path))
+        lines = whole[:end].count(b'"type":"batch"') - (
+            end not in ends and b'"type":"batch"' in whole[:end].split(b"\n")[-1]
+        )
+        assert requests().get("gtb", 0) == (3 - lines if end >= min(ends) else 3)
+        assert steps_of(trace) == known
+
+
+def test_no_changed_byte_of_a_manifest_changes_a_step(tmp_path: Path) -> None:
+    known = steps_of(open_trace(batches(tmp_path, 3, uid="w")))
+    manifest = tmp_path / "w.manifest.jsonl"
+    whole = manifest.read_bytes()
+    for at in range(0, len(whole), 1 if LONG else 193):
+        for bit in (1, 2):
+            manifest.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            assert steps_of(open_trace(uploaded(tmp_path))) == known, whole[max(0, at - 20) : at + 1]
+
+
+def test_lines_that_name_each_others_batches_are_not_used(tmp_path: Path) -> None:
+    known = steps_of(open_trace(batches(tmp_path, 2, uid="w")))
+    manifest = tmp_path / "w.manifest.jsonl"
+    text = (
+        manifest.read_text().replace("000000.gtb", "x").replace("000001.gtb", "000000.gtb").replace("x", "000001.gtb")
+    )
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines[1:3]:
+        line["bytes"] = (tmp_path / line["file"]).stat().st_size
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = open_trace(uploaded(tmp_path))
+    assert requests()["gtb"] == 2
+    assert steps_of(trace) == known
+    assert any("wrong" in damage.problem for damage in check_trace(tmp_path).damages)
+
+
+@pytest.mark.parametrize("most", [64, 1 << 20])
+def test_another_batch_of_the_same_size_is_never_read_as_damage(tmp_path: Path, most: int) -> None:
+    with mock.patch("gym_trace.format.listed_index._MOST_LISTED", most):
+        batches(tmp_path / "t", 4, uid="w")
+    before, other = (tmp_path / "t" / f"w.00000{number}.gtb" for number in (1, 2))
+    assert before.stat().st_size == other.stat().st_size
+    before.write_bytes(other.read_bytes())
+    trace = open_trace(uploaded(tmp_path / "t"))
+    if most == 64:  # its index is in the batch, and not that of the manifest
+        assert steps_of(trace) == steps_of(open_trace(tmp_path / "t"))
+        return
+    assert trace[0].rewards.tolist()
+    with pytest.raises(TraceError, match=r"not the batch that its manifest lists; call refresh\(\)"):
+        steps_of(trace)
+    trace.refresh()
+    assert steps_of(trace) == steps_of(open_trace(tmp_path / "t"))
+
+
+def test_a_damaged_chunk_of_a_listed_batch_is_restored_by_parity(tmp_path: Path) -> None:
+    batches(tmp_path, 3, uid="w")
+    known = steps_of(open_trace(tmp_path))
+    path = tmp_path / "w.000001.gtb"
+    offset = int(open_trace(tmp_path).readers[0].batches[1].chunks["offset"][0])
+    data = bytearray(path.read_bytes())
+    data[offset + 20] ^= 1
+    path.write_bytes(data)
+    trace = open_trace(uploaded(tmp_path))
+    with pytest.warns(UserWarning, match="restored by its parity"):
+        assert steps_of(trace) == known
+
+
+def test_batches_that_were_dropped_are_not_expected_at_a_url(tmp_path: Path) -> None:
+    with mock.patch("gym_trace.recording.newest._LEAST_BATCH", 2000):
+        record_lengths(tmp_path, [20] * 40, keep_bytes=10_000, flush_after=16)
+    trace = open_trace(tmp_path)
+    assert trace.readers[0].files.listed()[1]
+    assert steps_of(open_trace(uploaded(tmp_path))) == steps_of(trace)
+
+
+@pytest.mark.parametrize("name", ["format-1.0/cartpole", "format-1.1/batches", "format-1.2/compacted"])
+def test_traces_of_older_formats_are_read_at_a_url(tmp_path: Path, name: str) -> None:
+    for path in (SAMPLES / name).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert steps_of(open_trace(uploaded(tmp_path))) == steps_of(open_trace(tmp_path))
