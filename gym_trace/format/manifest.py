@@ -15,7 +15,7 @@ from gym_trace.data.packing import MAX_CONTAINERS, pack, pack_lenient
 from gym_trace.data.values import shown
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format.kernels import crc32
-from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
+from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Span, Storage
 
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
@@ -121,6 +121,7 @@ def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
     """
     start = 0
     with storage.open(name) as reader, io.BufferedReader(_ManifestFile(reader)) as file:
+        storage.expect([Span(name, 0, reader.size)])
         for number in range(MAX_LINES + 1):
             raw = file.readline(_MAX_LINE)
             if not raw:

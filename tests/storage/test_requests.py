@@ -1,4 +1,4 @@
-"""How many requests a trace at a URL takes, counted by a store in memory; lines of manifests that are wrong."""
+"""Requests that a trace at a URL takes, counted by a store in memory, and manifests with wrong lines."""
 
 import json
 from pathlib import Path
@@ -178,3 +178,13 @@ def test_traces_of_older_formats_are_read_at_a_url(tmp_path: Path, name: str) ->
     for path in (SAMPLES / name).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert steps_of(open_trace(uploaded(tmp_path))) == steps_of(open_trace(tmp_path))
+
+
+# -- reading everything -----------------------------------------------------------------------------------------------
+
+
+def test_a_check_reads_each_batch_in_one_request(tmp_path: Path) -> None:
+    batches(tmp_path, 30)
+    report = check_trace(uploaded(tmp_path))
+    assert (report.files, report.damages) == (30, [])
+    assert requests() == {"list": 1, "jsonl": 1, "gtb": 30}

@@ -8,17 +8,23 @@ from typing import Any, NamedTuple
 
 from gym_trace.data.packing import pack_lenient
 from gym_trace.errors import CorruptTrace
-from gym_trace.format.batch_reader import MISSING, Damage, size_and_crc
+from gym_trace.format.batch_reader import MISSING, Damage
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.kernels import crc32
 from gym_trace.format.manifest import Line, as_json, read_lines
 
 
 class SealedBatch(NamedTuple):
-    """A sealed batch that was read. episodes: number of episodes that end in it. index_text: for the manifest."""
+    """A sealed batch that was read.
+
+    Attributes:
+        crc: CRC of the file; None if it is damaged.
+        episodes: number of episodes that end in it.
+        index_text: its index for the manifest.
+    """
 
     bytes: int
-    is_undamaged: bool
+    crc: int | None
     episodes: int
     steps: int
     index_text: str
@@ -133,13 +139,11 @@ class ManifestCheck:
             if not known and not self._files.is_there(name):
                 self.lost.append(Damage(storage.path(name), 0, size, MISSING))
             return None
-        if not batch.is_undamaged:
+        if batch.crc is None:
             if batch.bytes < size:
                 self.lost.append(Damage(storage.path(name), batch.bytes, size, "the end of the file is missing"))
             return None
-        with storage.open(name) as file:
-            _, crc = size_and_crc(file)
-        expected = {"bytes": batch.bytes, "crc32": crc, "episodes": batch.episodes, "steps": batch.steps}
+        expected = {"bytes": batch.bytes, "crc32": batch.crc, "episodes": batch.episodes, "steps": batch.steps}
         wrong = [key for key, value in expected.items() if entry.get(key) != value]
         wrong += ["index"] if self._is_wrong(entry, "index", batch.index_text) else []
         return f"wrong {' and '.join(wrong)} for {name}" if wrong else None
@@ -149,7 +153,7 @@ class ManifestCheck:
         if unlisted is not None:
             return f"closed, but {unlisted} is not listed"
         complete = not self._dropped and self._listed == set(self.sealed)
-        complete = complete and all(batch.is_undamaged for batch in self.sealed.values())
+        complete = complete and all(batch.crc is not None for batch in self.sealed.values())
         sums = {key: sum(getattr(batch, key) for batch in self.sealed.values()) for key in ("episodes", "steps")}
         if complete and any(entry.get(key) != value for key, value in sums.items()):
             return "wrong number of episodes or steps in the line of type closed"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import accumulate, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from gym_trace.format.batch_reader import (
     SlabLedger,
     add_totals,
     observation_rows,
+    size_and_crc,
 )
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Buffer, ColumnDescriptor, ColumnEncoder, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
@@ -42,7 +44,7 @@ from gym_trace.format.ring.recovered import read_ring
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.origins import origin_numbers, origin_problem
 from gym_trace.playback.ring_tail import RingTail, tail_of
-from gym_trace.storage.protocol import Reader, ReadStorage
+from gym_trace.storage.protocol import Reader, ReadStorage, Span
 from gym_trace.tools.integrity.manifest_check import ManifestCheck, SealedBatch
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
@@ -342,6 +344,7 @@ class Examination:
         self._storage, self._report, self._advance, self._salvage = files.storage, report, advance, salvage
         self._alive = files.is_alive()
         self._manifest_check = ManifestCheck(files)
+        self._own: dict[str, Any] | None = None  # schema of the writer that the manifest names
         self._layouts: Layouts  # set by chunks(), if the schema is readable
         self._episodes: list[Array] = []
         self._started: set[int] | None = None  # episodes whose start was read; None: no batches were dropped
@@ -352,9 +355,13 @@ class Examination:
     def schema(self) -> dict[str, Any] | None:
         """Return the first readable schema of the writer, and find batches of other writers."""
         schemas: dict[int, dict[str, Any] | None] = {}
+        listed = self.files.schema()
         for number, name in self.files.batches.items():
             with suppress(CorruptTrace, FileNotFoundError):
-                schemas[number] = BatchReader(self._storage, name, warns=False).schema
+                schema = schemas[number] = BatchReader(self._storage, name, warns=False).schema
+                if schema is not None and listed is not None and schema.get("created") == listed[0].get("created"):
+                    self._own = schema  # other writers' batches differ from it
+                    break
         self._foreign = self.files.foreign(schemas)
         for number, schema in schemas.items():
             if schema is not None and number not in self._foreign:
@@ -377,7 +384,7 @@ class Examination:
                 problem = error.problem
         self._read_ring()
         missing = self.files.missing()
-        for number, name in sorted(self.files.batches.items()):
+        for number, name in self._fetched_batches():
             while missing and missing[0].start < number:
                 self._report_missing(missing.pop(0))
             if problem is not None or number in self._foreign:
@@ -388,6 +395,26 @@ class Examination:
             yield from self._chunks_of_ring()
         elif self._tail.slabs:
             self._report_loss(Damage(self._storage.path(self.files.ring), 0, 0, problem))
+
+    def _fetched_batches(self) -> Iterator[tuple[int, str]]:
+        """Yield the numbers and names of the batches, and fetch whole batches ahead where reads take a round trip."""
+        batches, storage, most = sorted(self.files.batches.items()), self._storage, self._storage.ahead
+        if not most:
+            yield from batches
+            return
+        spans = [Span(name, 0, _size(storage, name)) for _, name in batches]
+        begins = accumulate((span.length for span in spans), initial=0)
+        grouped = groupby(zip(spans, begins), lambda item: item[1] // most)
+        groups = [[span for span, _ in group] for _, group in grouped]
+        names = iter(batches)
+        for group, following in zip(groups, [*groups[1:], []]):
+            size, later = (sum(span.length for span in one) for one in (group, following))
+            if size <= 2 * most:  # otherwise the cache is too small for a batch
+                with suppress(FileNotFoundError):
+                    storage.expect(group)
+            if size + later <= 2 * most:
+                storage.soon(partial(storage.expect, following))
+            yield from islice(names, len(group))
 
     def finish(self) -> None:
         """Report the manifest and the end of the writer, after all chunks were read."""
@@ -449,6 +476,9 @@ class Examination:
         except CorruptTrace as error:
             self._report_unreadable(name, error.problem)
             return
+        if self._own is not None and self.files.foreign({-1: self._own, batch_number: batch.schema}):
+            self._report_unreadable(name, FOREIGN)
+            return
         for damage in _merged(batch.damage):
             self._report_damage(batch, damage)
         if batch.torn:
@@ -484,8 +514,8 @@ class Examination:
             is_clean = is_clean and not batch.healed  # the manifest has the checksum of the original bytes
             steps = int(batch.fragments["steps"].sum())
             with batch.open() as file:
-                index = batch.index_text(name, file)
-            self._manifest_check.sealed[name] = SealedBatch(batch.size, is_clean, ended, steps, index)
+                index, crc = batch.index_text(name, file), size_and_crc(file)[1] if is_clean else None
+            self._manifest_check.sealed[name] = SealedBatch(batch.size, crc, ended, steps, index)
         self._report.files += 1
         self._report.bytes += batch.size
         self._advance(0)
