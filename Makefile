@@ -6,7 +6,7 @@ DEMO ?= demo_trace
 PAGE := tests/tools/viewer/test_page_browser.py
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures paper wheel release bench bench-against bench-batches bench-device bench-training clean
+.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures paper wheel changelog release bench bench-against bench-batches bench-device bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -68,6 +68,10 @@ $(VENV)/.docs: $(VENV)/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
+$(VENV)/.release: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[release]'
+	touch $@
+
 # Every minor version of Gymnasium that we claim, on the oldest and the newest Python at hand; ONLY="1.2 1.3" for some.
 compat:
 	PYTHON=$(PYTHON) bash tests/compat.sh
@@ -124,9 +128,12 @@ wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
 
 # Wheel and sdist in dist/, built twice and compared, checked, and tried in fresh environments. Uploads nothing.
-release: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[release]'
+release: $(VENV)/.release
 	PYTHON=$(PYTHON) BIN=$(BIN) bash tests/release.sh
+
+# The fragments of changes/ become the entry of this version in CHANGELOG.md; DRAFT=--draft prints it.
+changelog: $(VENV)/.release
+	$(BIN)/towncrier build --yes $(DRAFT)
 
 # Side by side with every peer, in environments of their own (7 GB), in less than 30 minutes. BENCH="--quick" is a look at whether it works;
 # BENCH="--gym-recording PATH" names a checkout of openai/gym-recording.

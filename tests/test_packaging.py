@@ -160,3 +160,14 @@ def test_the_tests_with_other_packages_find_all_that_they_import() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", str(ini), str(ini.parent)]
     collected = subprocess.run(command, capture_output=True, text=True)
     assert collected.returncode == 0, collected.stdout
+
+
+def test_every_fragment_of_the_changelog_has_a_kind() -> None:
+    kinds = {
+        kind["directory"] for kind in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    }
+    for name in {path.name for path in (ROOT / "changes").iterdir()} - {
+        "README.md"
+    }:  # towncrier skips other names without a word
+        assert (found := re.fullmatch(r"(\d+|\+[\w-]+)\.(\w+)\.md", name)), name
+        assert found[2] in kinds, name

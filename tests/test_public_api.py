@@ -10,7 +10,7 @@ import public_api
 import pytest
 
 GOLDEN = Path(__file__).parent / "public_api.txt"
-HINT = "if this is meant, say so in CHANGELOG.md and run: python tests/helpers/public_api.py > tests/public_api.txt"
+HINT = "if this is meant, add a fragment to changes/ and run: python tests/helpers/public_api.py > tests/public_api.txt"
 
 
 def lines_of(text: str) -> list[str]:

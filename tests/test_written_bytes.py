@@ -8,7 +8,7 @@ import written_bytes
 FIRST, *GOLDEN = (Path(__file__).parent / "written_bytes.txt").read_text(encoding="utf-8").splitlines()
 SAME_ZSTD = FIRST.startswith(f"# zstd {written_bytes.ZSTD};")
 HINT = (
-    "if intended, add a line to CHANGELOG.md and run: python tests/helpers/written_bytes.py > tests/written_bytes.txt"
+    "if intended, add a fragment to changes/ and run: python tests/helpers/written_bytes.py > tests/written_bytes.txt"
 )
 
 
