@@ -6,7 +6,7 @@ DEMO ?= demo_trace
 PAGE := tests/tools/viewer/test_page_browser.py
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures paper wheel changelog release bench bench-against bench-batches bench-device bench-training clean
+.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures wheels sdist wheels-ci workflows paper changelog release release-ready bench bench-against bench-batches bench-device bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -124,12 +124,26 @@ paper:
 	.venv-paper/bin/pip install --quiet --disable-pip-version-check pypandoc_binary typst
 	.venv-paper/bin/python paper/make_paper.py
 
-wheel: $(VENV)/.dev
-	$(BIN)/python -m build --wheel --no-isolation
+# What a release uploads, in dist/: sdist, wheel in pure Python, and manylinux wheels for every Python at hand, built twice and compared,
+# checked, and tried in fresh environments. PYTHONS="python3.12 …" chooses interpreters.
+wheels: $(VENV)/.release
+	PYTHON=$(PYTHON) PYTHONS="$(PYTHONS)" BIN=$(abspath $(BIN)) bash tests/wheels.sh
 
-# Wheel and sdist in dist/, built twice and compared, checked, and tried in fresh environments. Uploads nothing.
-release: $(VENV)/.release
-	PYTHON=$(PYTHON) BIN=$(BIN) bash tests/release.sh
+# The sdist and the wheel in pure Python alone.
+sdist: PYTHONS = none
+sdist: wheels
+
+# Wheels with the C core for this system: manylinux and musllinux (needs Docker), or macOS. CIBW=--print-build-identifiers lists them.
+wheels-ci: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check 'cibuildwheel>=3.1'
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/cibuildwheel --output-dir dist $(CIBW)
+
+# What a release still lacks: addresses, an entry in CHANGELOG.md, equal versions. TAG=v0.1.0 is compared with them.
+release-ready:
+	TAG=$(TAG) bash tests/release.sh
+
+# Everything that can be checked before a release. Uploads nothing.
+release: release-ready wheels
 
 # The fragments of changes/ become the entry of this version in CHANGELOG.md; DRAFT=--draft prints it.
 changelog: $(VENV)/.release

@@ -14,17 +14,7 @@ between=(
     test_limits test_rollout test_readme test_cli_record test_cli_replay test_public_api test_written_bytes
 )
 
-# The interpreters of the versions that we claim, oldest first: on the PATH, or installed by pyenv.
-found=()
-for version in 3.10 3.11 3.12 3.13 3.14; do
-    for candidate in "python$version" "$HOME/.pyenv/versions/$version".*/bin/python; do
-        if "$candidate" -c 'import venv' 2>/dev/null; then
-            found+=("$(command -v "$candidate")")
-            break
-        fi
-    done
-done
-[ "${#found[@]}" -gt 0 ] || { echo "compat: no Python from 3.10 to 3.14 found" >&2; exit 1; }
+. tests/pythons.sh
 pythons=("${found[0]}")
 [ "${#found[@]}" -eq 1 ] || pythons+=("${found[${#found[@]} - 1]}")
 
