@@ -6,7 +6,7 @@ DEMO ?= demo_trace
 PAGE := tests/tools/viewer/test_page_browser.py
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures wheels sdist wheels-ci workflows paper changelog release release-ready bench bench-against bench-batches bench-device bench-training clean
+.PHONY: demo docs drawings quick test test-plain test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures wheels sdist wheels-ci workflows paper changelog release release-ready bench bench-against bench-batches bench-device bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -32,7 +32,13 @@ quick: $(VENV)/.dev
 check-extras:
 	PYTHON=$(PYTHON) ONLY=ci bash tests/interop.sh
 
-# The same with all that takes long: every byte flipped, a thousand crashes, ten times the examples, and not the same ones each time.
+# The tests of the core with no extra but [test], in an environment of their own: for interpreters that not every extra has packages for.
+test-plain:
+	test -x .venv-plain/bin/python || $(PYTHON) -m venv .venv-plain
+	.venv-plain/bin/pip install --quiet --disable-pip-version-check -e '.[test]'
+	.venv-plain/bin/python -m pytest -n 2 --dist worksteal -q tests/data tests/format tests/playback tests/recording
+
+# The tests with all that takes long: every byte flipped, a thousand crashes, ten times the examples, and not the same ones each time.
 test-long: $(VENV)/.dev
 	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 4 --dist worksteal -q
 	date -u '+%F %R UTC' > $(VENV)/.test-long
@@ -71,6 +77,11 @@ $(VENV)/.docs: $(VENV)/.dev
 $(VENV)/.release: $(VENV)/.dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[release]'
 	touch $@
+
+# The files of .github/workflows/ by their schema, and for what makes them insecure.
+workflows: $(VENV)/.release
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github
 
 # Every minor version of Gymnasium that we claim, on the oldest and the newest Python at hand; ONLY="1.2 1.3" for some.
 compat:
@@ -181,4 +192,4 @@ bench-training: .venv-bench/.installed
 
 clean:
 	rm -f gym_trace/*/_*.so
-	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-corpus* .venv-paper .venv-interop* .venv-remote $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

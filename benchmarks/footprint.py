@@ -1,4 +1,4 @@
-"""What an installation costs: packages, size on disk, and time of the first import, in a fresh environment for each.
+"""Measure what an installation costs in a fresh environment: packages, size on disk, and time of the first import.
 
     python benchmarks/footprint.py [--python PYTHON] [NAME ...]
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -171,3 +172,46 @@ def test_every_fragment_of_the_changelog_has_a_kind() -> None:
     }:  # towncrier skips other names without a word
         assert (found := re.fullmatch(r"(\d+|\+[\w-]+)\.(\w+)\.md", name)), name
         assert found[2] in kinds, name
+
+
+def test_workflows_and_contributing_name_targets_that_the_makefile_has() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    workflows = [path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    named = re.findall(r"^ +- run: make ([\w-]+)", "\n".join(workflows), re.M)
+    assert len(named) == len(re.findall(r"\brun:", "\n".join(workflows)))  # no step runs anything else
+    contributing = re.findall(r"^ {4}make ([\w-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M)
+    assert {*named, *contributing} <= targets
+
+
+READY = {
+    "gym_trace/__init__.py": '__version__ = "1.2.3"\n',
+    "CITATION.cff": "version: 1.2.3\n",
+    "CHANGELOG.md": "## 1.2.3 (2026-01-01)\n",
+    "changes/README.md": "hf://datasets/OWNER/NAME\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "tag", "lacks"),
+    [
+        ({}, "v1.2.3", ""),
+        ({}, "", ""),
+        ({}, "v1.2.4", "the tag v1.2.4 is not v1.2.3"),
+        ({"SECURITY.md": "write to security@OWNER.example\n"}, "", "SECURITY.md:1:write to"),
+        ({"README.md": "https://github.com/OWNER/gym-trace\n"}, "", "README.md:1:https"),
+        ({"changes/+new.added.md": "It is new.\n"}, "", "changes/ has fragments"),
+        ({"CHANGELOG.md": "## 1.2.30 (2026-01-01)\n"}, "", "CHANGELOG.md has no entry of 1.2.3"),
+        ({"CITATION.cff": "version: 1.2.2\n"}, "", "CITATION.cff has another version"),
+    ],
+)
+def test_a_release_names_what_it_lacks(changed: dict[str, str], tag: str, lacks: str, tmp_path: Path) -> None:
+    for name, text in (READY | changed).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
+    script = [shutil.which("bash") or "bash", str(ROOT / "tests" / "release.sh")]
+    ran = subprocess.run(script, cwd=tmp_path, env={**os.environ, "TAG": tag}, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (1 if lacks else 0, "")
+    assert lacks in ran.stdout
+    assert lacks or not ran.stdout
