@@ -1,4 +1,7 @@
-"""Linux system calls missing in Python: exchange two directories, sync a whole file system, unshare memory."""
+"""System calls that Python lacks: Linux exchanges two directories, syncs a whole file system, unshares memory.
+
+macOS names the type of a file system, and the running boot.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import ctypes
 import errno
 import mmap
 import os
+from typing import Any
 
 _AT_FDCWD, _RENAME_EXCHANGE, _MAP_FIXED = -100, 2, 0x10
+_NUMBERS, _NAME, _REST = 72, 16, 2080  # bytes of macOS's struct statfs before f_fstypename, of it, and after it
+_UUID = 37  # letters, with the zero at the end
 
 
 def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
@@ -59,3 +65,28 @@ def unshare(mapped: mmap.mmap) -> None:
     if call(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != address:
         raise OSError(ctypes.get_errno(), "cannot copy the memory of a ring in a forked process")
     mapped[:] = content
+
+
+def macos_file_system(directory: str | os.PathLike[str]) -> str:
+    """Return the type of the file system of a directory on macOS, such as apfs. Raises OSError."""
+    found = ctypes.create_string_buffer(_NUMBERS + _NAME + _REST)
+    library = _libsystem()
+    # On Intel the plain name is that of an older structure.
+    call = getattr(library, "statfs$INODE64", None) or library.statfs
+    if call(os.fsencode(directory), found):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fspath(directory))
+    return found.raw[_NUMBERS : _NUMBERS + _NAME].partition(b"\0")[0].decode("ascii", "replace")
+
+
+def macos_boot_id() -> bytes:
+    """Return 16 bytes that differ from those of every other boot of macOS. Raises OSError."""
+    found, size = ctypes.create_string_buffer(_UUID), ctypes.c_size_t(_UUID)
+    if _libsystem().sysctlbyname(b"kern.bootsessionuuid", found, ctypes.byref(size), None, ctypes.c_size_t(0)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return bytes.fromhex(found.value.decode("ascii").replace("-", ""))
+
+
+def _libsystem() -> Any:
+    return ctypes.CDLL(None, use_errno=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
-from gym_trace.storage.exchange import unshare
+from gym_trace.storage.exchange import macos_file_system, unshare
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader, Storage
 from gym_trace.storage.remote.address import is_url, redacted, url_of
 
@@ -40,6 +40,7 @@ _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks stay writable: others may copy on
 # write, compress, or need another machine.
 _SAFE_TO_MAP = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "overlay", "f2fs"))
+_SAFE_ON_MACOS = frozenset(("apfs", "hfs"))
 _held_here: set[str] = set()  # files whose locks this process holds
 
 
@@ -116,7 +117,7 @@ class LocalStorage(Storage):
         path, fresh = self.path(name), self.path(name + ".part")
         fd = open_new(fresh)
         try:
-            os.posix_fallocate(fd, 0, size)  # a full disk raises now, instead of a signal later
+            _allocate(fd, size)
             mapping = LocalMapping(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
             mapping.memory[: len(content)] = content
             os.rename(fresh, path)
@@ -130,10 +131,13 @@ class LocalStorage(Storage):
 
     def why_unmapped(self) -> str | None:
         """Return why map() maps no file in this directory; None if it does. Raises OSError."""
-        if not hasattr(os, "posix_fallocate"):
+        if sys.platform == "darwin":
+            kind, safe = macos_file_system(self.root), _SAFE_ON_MACOS
+        elif hasattr(os, "posix_fallocate"):
+            kind, safe = _file_system(self.root), _SAFE_TO_MAP
+        else:
             return f"{sys.platform} cannot reserve disk space for a file"
-        kind = _file_system(self.root)
-        return None if kind in _SAFE_TO_MAP else f"no safe memory-mapped files on {kind or 'an unknown file system'}"
+        return None if kind in safe else f"no safe memory-mapped files on {kind or 'an unknown file system'}"
 
     def append(self, name: str, data: bytes) -> None:
         fd = open_regular(self.path(name), os.O_WRONLY | os.O_APPEND)
@@ -284,6 +288,15 @@ class LocalMapping:
 def _allocated(status: os.stat_result) -> int:
     """Return allocated bytes; the file size where the system reports no block count."""
     return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
+
+
+def _allocate(fd: int, size: int) -> None:
+    """Give an empty file its blocks: a full disk raises OSError now, instead of a signal later."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        for begin in range(0, size, _BLOCK):
+            os.write(fd, bytes(min(_BLOCK, size - begin)))
 
 
 def _file_system(directory: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import sys
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -12,6 +13,7 @@ from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.directory import RING
+from gym_trace.storage.exchange import macos_boot_id
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Mapping, Reader, Storage
 
 MAJOR, MINOR = 1, 0
@@ -28,8 +30,11 @@ _PAGE = 4096
 
 def _boot_id() -> bytes:
     """Return the boot id of the operating system; zeros if it has none."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return bytes.fromhex(file.read().strip().replace("-", ""))
+    with contextlib.suppress(OSError, ValueError):
+        if sys.platform == "darwin":
+            return macos_boot_id()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return bytes.fromhex(file.read().strip().replace("-", ""))
     return bytes(16)
 
 
@@ -73,7 +78,8 @@ class Ring:
         self._mapping: Mapping | None = None
         self.shortage: OSError | None = None
         try:
-            self._mapping = storage.map(self._name, content, first + slabs * slab_bytes)
+            if any(BOOT_ID):  # otherwise a ring from before a power failure would be read
+                self._mapping = storage.map(self._name, content, first + slabs * slab_bytes)
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS:
                 raise
