@@ -24,6 +24,7 @@ from gymnasium.vector import SyncVectorEnv
 
 import gym_trace
 from gym_trace.data.values import row_of
+from gym_trace.playback.episode_index import index_of
 from gym_trace.tools.replay.compare import Comparison, EpisodeComparison
 
 _HEADINGS = ("environment", "episode", "replayed", "states", "size", "size with states", "differing")
@@ -86,7 +87,9 @@ def differing(trace: gym_trace.Trace, places: list[tuple[int, int]]) -> tuple[in
     count, seconds = 0, 0.0
     for index, step in places:
         episode = trace[index]
-        compared = EpisodeComparison(Comparison(ignore=["infos"]), episode, trace.writer_of(index).about.layouts)
+        compared = EpisodeComparison(
+            Comparison(ignore=["infos"]), episode, index_of(trace).locate(index)[0].about.layouts
+        )
         begin = time.process_time()
         env = gym_trace.env_at(trace, index, step, trust=True)
         seconds += time.process_time() - begin

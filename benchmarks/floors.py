@@ -19,6 +19,7 @@ from contestants import Contestant
 
 from gym_trace import open_trace
 from gym_trace.format.columns import ZSTD, decode
+from gym_trace.playback.episode_index import index_of
 
 RING_BYTES = 64 << 20  # size of the observations, more than a processor's cache
 RING_ROWS = 1024  # at most
@@ -132,7 +133,7 @@ class Blobs:
 
     def __init__(self, directory: str):
         self.columns = []
-        for writer in open_trace(directory).readers:
+        for writer in index_of(open_trace(directory)).readers:
             for number in range(writer.chunk_count):
                 chunk = writer.chunk(number, _READ)
                 self.columns += [chunk.encoded(path) for path in chunk.columns]

@@ -14,6 +14,7 @@ from gym_trace.data.vocabulary import Outcome
 from gym_trace.envs.agents import AEC, PARALLEL, JointEnv, is_of_agents
 from gym_trace.envs.factories import spec_of
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import TraceLike
 from gym_trace.recording.options import RecordingKeywords, takes_recording_options
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
@@ -176,7 +177,7 @@ def replay(
         InvalidOption: no episode can be played, an argument is invalid, or the trace is of single agents.
     """
     env = ReplayEnv(trace, episodes=episodes, on_divergence=on_divergence)
-    kinds = [reader.about.agents.get("kind") for reader in env.trace.readers]
+    kinds = [reader.about.agents.get("kind") for reader in index_of(env.trace).readers]
     if all(kind == AEC for kind in kinds):
         return ReplayAEC(env)
     if all(kind == PARALLEL for kind in kinds):
@@ -199,7 +200,7 @@ class _ReplayBase:
         if isinstance(self._spaces[0], gymnasium.spaces.Dict):
             key = key_in(self._spaces[0].spaces)
             self.possible_agents = [name for name in self._spaces[0].spaces if name != key]
-        name = replay.trace.readers[0].about.environment.get("id")
+        name = index_of(replay.trace).readers[0].about.environment.get("id")
         self.metadata = {"render_modes": [], "name": f"replay<{name}>", "is_parallelizable": False}
         self.render_mode = None
         self._joint = JointEnv(self)  # packs actions

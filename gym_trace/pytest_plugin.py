@@ -168,6 +168,7 @@ def _differing_settings(trace: Trace, requested: Mapping[str, Any], make: MakeEn
 
     from gym_trace.envs.seeding import episode_seed
     from gym_trace.envs.spaces import describe, restore
+    from gym_trace.playback.episode_index import index_of
 
     metadata = trace.metadata
     recorded_settings = metadata.get(_REQUESTED, {}) if isinstance(metadata, dict) else {}
@@ -186,7 +187,7 @@ def _differing_settings(trace: Trace, requested: Mapping[str, Any], make: MakeEn
         yield f"seed: the recorded seeds do not follow from {requested['seed']}"
     env = make()
     try:
-        here, recorded = describe(env.action_space), trace.readers[0].schema["action_space"]
+        here, recorded = describe(env.action_space), index_of(trace).readers[0].schema["action_space"]
     finally:
         env.close()
     if here != recorded:

@@ -17,6 +17,7 @@ from fuzz_reader import seed_rings
 from gym_trace import TraceWriter, open_trace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
+from gym_trace.playback.episode_index import index_of
 from gym_trace.storage.local import LocalStorage
 
 HERE = Path(__file__).parent / "node_reader"
@@ -68,7 +69,7 @@ def test_node_reader_leaves_out_episodes_that_began_in_dropped_batches(
                 if step % 16 == 7:
                     trace.flush()
     ((writer,),) = read(reader, tmp_path / "t")
-    (known,) = open_trace(tmp_path / "t").readers
+    (known,) = index_of(open_trace(tmp_path / "t")).readers
     assert known.start_dropped.any()
     assert as_described(writer) == describe_trace(tmp_path / "t")[0]
     assert all(line["agrees"] for line in writer["journal"])

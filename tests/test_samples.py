@@ -15,6 +15,7 @@ from gym_trace.data.vocabulary import OUTCOMES, SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import columns, encodings
 from gym_trace.format.columns import ColumnDescriptor
+from gym_trace.playback.episode_index import index_of
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))
@@ -53,7 +54,7 @@ def test_samples_show_every_encoding() -> None:
 
 def columns_of_samples() -> Iterator[ColumnDescriptor]:
     for name in FOLDERS:
-        for writer in open_trace(SAMPLES / name).readers:
+        for writer in index_of(open_trace(SAMPLES / name)).readers:
             for batch in writer.batches:
                 for i in range(len(batch.chunks)):
                     try:
@@ -86,7 +87,7 @@ def test_the_sample_with_parity_is_readable_and_healed_after_a_flip(tmp_path: Pa
 
 
 def test_samples_hold_no_data_about_their_machine() -> None:
-    schemas = [writer.schema for name in FOLDERS for writer in open_trace(SAMPLES / name).readers]
+    schemas = [writer.schema for name in FOLDERS for writer in index_of(open_trace(SAMPLES / name)).readers]
     assert {(schema["host"], schema["pid"], schema["platform"]) for schema in schemas} == {("example", 4711, "Linux")}
 
 

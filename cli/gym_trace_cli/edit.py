@@ -203,7 +203,7 @@ def compact(directory: str, result: _Result) -> None:
     gym-trace edit compact traces/all --in-place
     """
     trace = gym_trace.open_trace(directory)
-    before = trace.bytes_on_disk
+    before = gym_trace.describe(trace, brief=True)["bytes"]
     result.report("compact", trace, counts_steps=True)
     if not result.as_json:
         click.echo(f"before: {show.size(before)}")

@@ -125,7 +125,7 @@ def _print_step_commands(trace: Trace, findings: list[Finding]) -> None:
     for finding in findings:
         if finding.episode is not None and finding.step is not None:
             first = trace[finding.episode].first_step
-            env_id = trace.writer_of(finding.episode).about.environment.get("id")
+            env_id = trace[[finding.episode]].env_spec.get("id")
             click.echo(f"at the first {finding.code}:")
             environment: list[str] | None = [] if env_id and not first else None
             show.step_commands(trace.directory, finding.episode, max(0, finding.step - first), environment)
@@ -135,7 +135,7 @@ def _print_step_commands(trace: Trace, findings: list[Finding]) -> None:
 def _print_audit_command(trace: Trace, findings: list[Finding]) -> None:
     """Print the command that tests the environment, if a finding may be its fault."""
     found = {finding.episode for finding in findings if finding.code in _ABOUT_ENVIRONMENT}
-    described = [trace.writer_of(episode).about.environment for episode in found if episode is not None]
+    described = [trace[[episode]].env_spec for episode in found if episode is not None]
     if any(environment.get("made") or environment.get("spec") for environment in described):
         click.echo("whether the environment does what its seed says:")
         click.echo(f"  {show.printable(shlex.join(['gym-trace', 'audit', str(trace.directory)]))}")

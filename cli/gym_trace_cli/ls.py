@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
+import numpy as np
 
 import gym_trace
 from gym_trace.errors import TraceNotFound
@@ -57,7 +58,11 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
     directories = directories or (".",)
     if len(directories) == 1 and any(gym_trace.find_traces(directories[0], deepest=0)):
         trace = gym_trace.open_trace(directories[0])
-        (print_as_json if as_json else print_episodes)(selection.view_or_note(trace))
+        view = selection.view_or_note(trace)
+        if as_json:
+            print_as_json(view)
+        else:
+            print_episodes(view, trace)
         if not is_url(directories[0]) and (below := list(gym_trace.find_traces(directories[0]))[1:]):
             names = ", ".join(os.path.relpath(path, directories[0]) for path in below[:_LISTED_BELOW])
             more = ", …" * (len(below) > _LISTED_BELOW)
@@ -92,7 +97,7 @@ def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[s
     with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):
             progress.update_count(number, len(directories), "trace")
-            yield gym_trace.list_trace(directory, selection.chosen_in)
+            yield gym_trace.list_trace(directory, selection.view_of_one)
 
 
 def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
@@ -124,12 +129,13 @@ def _moment(started: str) -> str:
     return f"{day[5:]} {clock}" if day[:4] == time.strftime("%Y", time.gmtime()) else day
 
 
-def print_episodes(view: gym_trace.Trace) -> None:
+def print_episodes(view: gym_trace.Trace, whole: gym_trace.Trace) -> None:
     """Print a table of the episodes of a view, without columns that have one value in the whole trace."""
-    table = view.whole.episodes
+    table = whole.episodes
+    _, firsts = np.unique(table["writer"], return_index=True)
     varies = {
-        "writer": len(view.whole.writers) > 1,
-        "split": len({writer.split for writer in view.whole.readers}) > 1,
+        "writer": len(whole.writers) > 1,
+        "split": len({whole[index].split for index in firsts.tolist()}) > 1,
         "lane": table["lane"].any(),
         "first_step": table["first_step"].any(),
     }

@@ -63,7 +63,7 @@ def command(directory: str, options: RemakeOptions) -> int:
         --wrapper gymnasium.wrappers:AddRenderObservation
     """
     trace, recorded = gym_trace.open_trace(directory), options.recorded
-    chosen = options.selection.view_or_error(trace).chosen.tolist()
+    chosen = options.selection.view_or_error(trace).indices.tolist()
     making = recorded.arguments()
     if "make_env" in making:  # which the new trace names
         named = recorded.env_id, recorded.factory, dict(recorded.env_args), tuple(recorded.imports)

@@ -93,8 +93,8 @@ def _scheduled(view: gym_trace.Trace, schedule: str | None) -> list[int]:
     """Return the positions, in the whole trace, that the schedule selects."""
     from gym_trace.recording import schedule_of
 
-    positions: list[int] = view.chosen.tolist()
+    positions: list[int] = view.indices.tolist()
     chosen = positions if schedule is None else list(filter(schedule_of(schedule), positions))
     if not chosen:
-        raise TraceError(f"none of {show.count(len(view.whole), 'episode')} matches")
+        raise TraceError(f"none of {show.count(len(view), 'episode')} matches")
     return chosen

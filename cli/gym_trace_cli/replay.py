@@ -64,7 +64,7 @@ def command(
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
-    chosen = selection.view_or_note(trace).chosen.tolist()
+    chosen = selection.view_or_note(trace).indices.tolist()
     if callback is not None and human:
         raise click.UsageError("--callback and --human exclude each other")
     in_terminal = not (callback or human or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
@@ -94,8 +94,10 @@ def command(
         return _play(trace, chosen, source, speed or 1.0, stepwise, settings)
     elif callback is not None:
         _call_back(trace, chosen, callback)
+    elif as_json:
+        print_as_json(trace[chosen])
     else:
-        (print_as_json if as_json else print_episodes)(trace[chosen])
+        print_episodes(trace[chosen], trace)
     return FINE
 
 

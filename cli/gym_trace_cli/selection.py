@@ -70,18 +70,18 @@ class Selection:
             return problem
         return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
 
-    def chosen_in(self, trace: gym_trace.Trace) -> Any:
-        """Return the selected positions, (n,) int64, in one of several traces.
+    def view_of_one(self, trace: gym_trace.Trace) -> gym_trace.Trace:
+        """Return a view of these episodes in one of several traces.
 
-        A trace without the episodes, or the keys of infos, that the selection names has no selected position.
+        It is empty for a trace without the episodes, or the keys of infos, that the selection names.
         """
         from gym_trace.playback import NoSuchKey
 
         try:
-            return self.view(trace).chosen
+            return self.view(trace)
         except click.BadParameter as error:
             if isinstance(error.__cause__, (NoSuchKey, IndexError)):
-                return trace[:0].chosen
+                return trace[:0]
             raise
 
 

@@ -65,7 +65,7 @@ def command(
 
 def _banner(trace: gym_trace.Trace, index: int, step: int, begin: int, verdict: Verdict) -> str:
     recorded = trace[index]
-    name = trace.writer_of(index).about.environment.get("id") or "the environment"
+    name = trace[[index]].env_spec.get("id") or "the environment"
     next_step = f"env.step(episode.actions[{step}]) repeats the recorded step"
     if step == len(recorded):
         next_step = "the recorded episode ends here"

@@ -60,7 +60,8 @@ def command(
     gym-trace stats traces/cartpole --plot cartpole.svg
     """
     plot_episodes = None if plot is None else gym_trace.plot_episodes  # a missing extra fails before the work
-    trace = selection.view_or_note(gym_trace.open_trace(directory))
+    whole = gym_trace.open_trace(directory)
+    trace = selection.view_or_note(whole)
     with ProgressLine(quiet=not columns) as progress:
         summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
     if plot is not None and plot_episodes is not None:
@@ -69,7 +70,7 @@ def command(
         show.json_line(summary, indent=2, allow_nan=False)
     else:
         if not selection.is_all:
-            summary["chosen"] = f"{show.count(len(trace))} of {show.count(len(trace.whole), 'episode')}"
+            summary["chosen"] = f"{show.count(len(trace))} of {show.count(len(whole), 'episode')}"
         _print_summary(summary)
         if plot is not None:
             click.echo(f"\nplot: {show.printable(plot)}")

@@ -88,7 +88,7 @@ def command(
     gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
-    chosen = selection.view_or_error(trace).chosen.tolist()
+    chosen = selection.view_or_error(trace).indices.tolist()
     for name, path in (("--report", report), ("--junit", junit)):
         if path is not None and Path(os.path.realpath(trace.directory)) in path.parents:
             raise click.UsageError(f"{name}: {path} is in the trace's own directory; write elsewhere")
@@ -151,7 +151,7 @@ def _verify_episodes(
     differing: dict[str, Verdict],
 ) -> None:
     """Verify the chosen episodes. differing: by column, gets the first verdict whose first difference is there."""
-    ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
+    ids: dict[str, str] = {}  # of the environments, by writer
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
     measured = 0
     with ProgressLine() as line, closing(verdicts):
@@ -170,7 +170,9 @@ def _verify_episodes(
                 "divergences": list(map(plain_difference, verdict.divergences)),
             }
             text = _text_of(verdict, names_writer=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
-            reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
+            if verdict.writer not in ids:
+                ids[verdict.writer] = str(trace[[verdict.index]].env_spec.get("id") or "environment")
+            reports.add(plain, text, ids[verdict.writer])
             if as_json:
                 show.json_line(plain)
             elif text:
@@ -276,11 +278,12 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
     \b
     gym-trace diff traces/before traces/after --ignore infos
     """
-    a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
+    opened = [gym_trace.open_trace(directory) for directory in (first, second)]
+    a, b = map(selection.view, opened)
     if not (selection.is_all or len(a) or len(b)):
-        counts = f"{show.count(len(a.whole), 'episode')} in A and {show.count(len(b.whole), 'episode')} in B"
+        counts = " and ".join(f"{show.count(len(whole), 'episode')} in {name}" for whole, name in zip(opened, "AB"))
         raise TraceError(f"none of {counts} matches")
-    positions, seeds = a.chosen.tolist(), a.episodes["seed"]
+    positions, seeds = a.indices.tolist(), a.episodes["seed"]
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
     acts_first: list[bool] = []  # of the first episode that differs, and of those with a seed
     with ProgressLine() as line:

@@ -13,6 +13,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.episode_index import index_of, writer_agreed_on
 from gym_trace.playback.scan import LEFT_OUT
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import printable
@@ -25,19 +26,19 @@ def finished(trace: Trace | str | os.PathLike[str], many_agents: bool = False) -
     writers recorded different spaces.
     """
     opened = as_trace(trace)
-    if not many_agents and any(reader.about_or_empty.agents for reader in opened.readers):
+    if not many_agents and any(reader.about_or_empty.agents for reader in index_of(opened).readers):
         raise InvalidOption(
             f"{opened.directory}: holds many agents, and this library takes one; use gym_trace.exchange.rllib, or the "
             'arrays of episode["NAME"]'
         )
-    new = opened.episodes["steps"] - repeated_steps(opened.content, opened.readers)
+    new = opened.episodes["steps"] - repeated_steps(index_of(opened), index_of(opened).readers)
     has_ended: Array = (opened.episodes["outcome"] != "running") & (new > 0)
     chosen = opened[has_ended]
     if not len(chosen):
         raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
     if not many_agents:
         for name in ("observation_space", "action_space"):
-            chosen.writer_agreed_on(name)
+            writer_agreed_on(chosen, name)
     return chosen
 
 

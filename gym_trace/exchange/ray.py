@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.storage.protocol import ReadStorage
 
@@ -132,7 +133,7 @@ class _OneTrace(_Source):
 
     def __init__(self, trace: Trace, table: str):
         self._trace = trace
-        super().__init__(table, trace.to_dataset(table), int(trace.content["steps"].sum()), len(trace))
+        super().__init__(table, trace.to_dataset(table), int(index_of(trace)["steps"].sum()), len(trace))
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
         return [
@@ -154,7 +155,7 @@ class _Traces(_Source):
         self._traces = traces
         sampled = [traces[i] for i in np.unique(np.linspace(0, len(traces) - 1, _SAMPLED_TRACES).astype(int))]
         opened = [as_trace(trace) for trace in sampled]
-        steps, episodes = (sum(counts) for counts in zip(*((int(t.content["steps"].sum()), len(t)) for t in opened)))
+        steps, episodes = (sum(counts) for counts in zip(*((int(index_of(t)["steps"].sum()), len(t)) for t in opened)))
         factor = len(traces) / len(opened)
         super().__init__(table, _dataset_of(table, traces[:1]), round(steps * factor), round(episodes * factor))
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gym_trace.data.episode import Episode, infos_of
 from gym_trace.errors import EnvironmentUnavailable, MissingExtra
 from gym_trace.exchange.episodes import finished, scanned
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 
 try:
@@ -41,7 +42,7 @@ def episodes(
             config.environment() of RLlib). False: as in the trace; pass it for traces that were imported from RLlib.
     """
     chosen = finished(trace, many_agents=True)
-    if chosen.readers[0].about.agents:
+    if index_of(chosen).readers[0].about.agents:
         yield from _multi_agent_episodes(chosen, normalize_actions)
         return
     scaled = chosen.action_space if normalize_actions else None

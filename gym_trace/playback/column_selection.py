@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gym_trace.data.layout import Path
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.printable import printable
 
 _MOST_NAMED = 20  # columns that an error names
@@ -73,7 +73,7 @@ def name_of(path: Path) -> str:
 
 def _paths_in(trace: RecordedEpisodes) -> Iterator[Path]:
     """Yield the paths of stored columns and of the leaves of spaces."""
-    for reader in trace.readers:
+    for reader in index_of(trace).readers:
         for batch in reader.read_batches:
             yield from (path for path in batch.totals if path[0] in COLUMNS)
         try:

@@ -11,13 +11,14 @@ import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.selecting.columns import ALWAYS, ConditionColumn, NoSuchKey, factorized, numbers, times, words
+from gym_trace.data.selecting.conditions import chosen_rows
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import FLAGS, flags_of
 from gym_trace.format.fragments import RowIndex
 from gym_trace.playback.agent_returns import AgentReturns, agent_returns
-from gym_trace.playback.episode_index import EpisodeIndex
+from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes, index_of
 from gym_trace.playback.episode_table import OUTCOME_CODE, Columns, outcome_codes
 from gym_trace.playback.step_columns import STEP_NAMES
 from gym_trace.playback.writer_reader import WriterReader
@@ -33,6 +34,12 @@ _NAMED = 8  # keys that an error names
 _LARGEST_ID = np.iinfo(np.int64).max
 
 Scan = Callable[..., Iterator[Episode]]
+
+
+def episodes_where(trace: RecordedEpisodes, where: str | None = None, *, sort: str | None = None) -> Array:
+    """Return the positions of selected episodes in a trace or a view, (n,) int64; see Trace.select()."""
+    columns = EpisodeColumns(index_of(trace), trace.scan, lambda: trace.facts)
+    return chosen_rows(columns, where, sort=sort, complete=columns.complete)
 
 
 class EpisodeColumns:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from gym_trace.data.episode import Episode
+from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.fragments import RowIndex
@@ -190,16 +191,13 @@ class RecordedEpisodes(Protocol):
     def episodes(self) -> Array: ...
 
     @property
-    def readers(self) -> list[WriterReader]: ...
+    def facts(self) -> dict[str, Any]: ...
 
     @property
-    def content(self) -> EpisodeIndex: ...
+    def _content(self) -> EpisodeIndex: ...
 
     @property
-    def rows(self) -> Array: ...
-
-    @property
-    def whole(self) -> RecordedEpisodes: ...
+    def _whole(self: AnyRecorded) -> AnyRecorded: ...
 
     def __len__(self) -> int: ...
 
@@ -207,13 +205,19 @@ class RecordedEpisodes(Protocol):
 
     def scan(self, columns: Iterable[str] | None = None, episodes: Array | None = None) -> Iterator[Episode]: ...
 
-    def find_episodes(self, where: str | None = None) -> Array: ...
-
     def find_steps(self, where: str) -> Array: ...
 
     def refresh(self) -> int: ...
 
-    def writer_agreed_on(self, name: str) -> WriterReader: ...
+
+def index_of(trace: RecordedEpisodes) -> EpisodeIndex:
+    """Return the episodes of a trace or a view, column by column; .episodes builds the whole table."""
+    return trace._content
+
+
+def whole_of(trace: AnyRecorded) -> AnyRecorded:
+    """Return the whole trace as it was when a view of it was made; a whole trace itself."""
+    return trace._whole
 
 
 def finished_view(trace: AnyRecorded) -> AnyRecorded:
@@ -222,16 +226,16 @@ def finished_view(trace: AnyRecorded) -> AnyRecorded:
     Raises InvalidOption without episodes, if their spaces differ, or if they have only statistics; CorruptTrace
     if files cannot be read.
     """
-    is_finished = finished(trace.content)
+    is_finished = finished(index_of(trace))
     view = trace if is_finished.all() else trace[is_finished]
     if not len(view):
         raise InvalidOption(f"{trace.directory}: no episodes to export")
-    for reader in view.readers:
+    for reader in index_of(view).readers:
         for damage in reader.damage:
             raise damage.error()
     try:
         for name in ("observation_space", "action_space"):
-            view.writer_agreed_on(name)
+            writer_agreed_on(view, name)
     except TraceError as error:
         advice = "choose episodes with the same spaces, such as --where 'writer == \"…\"'"
         raise InvalidOption(f"{error}; they cannot be exported together: {advice}") from error
@@ -242,4 +246,17 @@ def finished_view(trace: AnyRecorded) -> AnyRecorded:
 
 def readers_with_episodes(trace: RecordedEpisodes) -> list[WriterReader]:
     """Return the readers of the writers that have episodes in a trace."""
-    return [trace.readers[number] for number in np.unique(trace.content["writer"]).tolist()]
+    content = index_of(trace)
+    return [content.readers[number] for number in np.unique(content["writer"]).tolist()]
+
+
+def writer_agreed_on(trace: RecordedEpisodes, name: str) -> WriterReader:
+    """Return a writer. Raises TraceError if writers with episodes differ in this field of the schema."""
+    having = readers_with_episodes(trace) or index_of(trace).readers
+    values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
+    if len(values) > 1:
+        raise TraceError(
+            f"{trace.directory}: the writers of this trace have different values of {name}; "
+            "use trace[[i]] for that of episode i"
+        )
+    return having[0]

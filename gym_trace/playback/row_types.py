@@ -12,7 +12,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, ColumnDescriptor
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 
 _HEADERS: frozenset[str | Path] = frozenset(("",))  # no column has this name, so only headers of chunks are fetched
 
@@ -52,7 +52,7 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
     for path in found:
         if path[0] == "annotations" and counts[path] < chunks:  # some rows have no value
             found[path] = None
-    for reader in trace.readers:
+    for reader in index_of(trace).readers:
         for leaf in (*reader.layouts.observations.leaves(), *reader.layouts.actions.leaves()):
             found.setdefault(leaf.path, None if leaf.dtype is None else RowType(leaf.dtype, leaf.shape))
     found.setdefault(("rewards",), RowType(np.dtype(np.float64), ()))
@@ -61,8 +61,8 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
 
 def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[ColumnDescriptor | None]:
     """Yield the columns with rows in each chunk of these episodes; before them None, if the chunk has steps."""
-    writers, rows_of = trace.content["writer"], trace.rows
-    for number, reader in enumerate(trace.readers):
+    writers, rows_of = index_of(trace)["writer"], index_of(trace).rows
+    for number, reader in enumerate(index_of(trace).readers):
         mine = np.zeros(len(reader.parts), np.bool_)
         mine[rows_of[writers == number]] = True
         for block in reader.ahead(reader.blocks(mine), _HEADERS, lambda block: (block.number,)):

@@ -43,10 +43,10 @@ _MEMORY = 64 << 20  # bytes
 class Scan:
     """The steps of a trace or a view, as an iterable of StepRuns.
 
-    ``for block in Scan(trace.content, {"rewards"}): total += block.columns["rewards",].sum()``
+    ``for block in Scan(index_of(trace), {"rewards"}): total += block.columns["rewards",].sum()``
 
     Args:
-        content: episodes of a trace or a view: trace.content.
+        content: episodes of a trace or a view: index_of(trace).
         columns: names of columns ("observations"), or paths of leaves (("observations", "image")). With order="file",
             "starts" adds reset records.
         episodes: (k,) int64, indices of the wanted episodes in content. None: all.

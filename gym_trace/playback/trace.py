@@ -12,17 +12,16 @@ import numpy as np
 
 from gym_trace.data.episode import Episode
 from gym_trace.data.other_names import OF_TRACE, KnowsOtherNames
-from gym_trace.data.packing import pack_lenient
 from gym_trace.data.selecting.conditions import chosen_rows
 from gym_trace.data.showing.frames import episodes_frame
 from gym_trace.data.showing.html import player
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
-from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceError, TraceNotFound, warn
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceNotFound, warn
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.playback.episode_columns import EpisodeColumns
-from gym_trace.playback.episode_index import EpisodeIndex, readers_with_episodes
+from gym_trace.playback.episode_index import EpisodeIndex, index_of, writer_agreed_on
 from gym_trace.playback.episode_scan import arrays_of, scan_content
 from gym_trace.playback.episode_table import EpisodeTable
 from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
@@ -49,7 +48,7 @@ def scan_recorded_traces(
     """Call a function with the arrays of each recorded episode, in the order of the trace.
 
     Incomplete episodes are included, and those still being recorded, with their steps so far. To skip the latter:
-    ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
+    ``scan_recorded_traces(trace[trace.episodes["outcome"] != "running"], episode_cb)``.
 
     Args:
         directory: directory of the trace; or a storage, a trace, or a view of one.
@@ -64,7 +63,16 @@ def scan_recorded_traces(
     Raises:
         TraceNotFound, CorruptTrace.
     """
-    return as_trace(directory).call_back(episode_cb, max_episodes)
+    trace = as_trace(directory)
+    count = 0
+    limit = len(trace) if max_episodes is None else max_episodes
+    if limit <= 0:
+        return 0
+    for observations, actions, rewards in trace._arrays():
+        count += 1
+        if (episode_cb is not None and episode_cb(observations, actions, rewards)) or count >= limit:
+            break
+    return count
 
 
 def open_trace(
@@ -209,12 +217,6 @@ class Trace(KnowsOtherNames):
     def episodes(self) -> Array:
         return self._content.table.view(EpisodeTable)
 
-    @property
-    def content(self) -> EpisodeIndex:
-        """The columns of .episodes, each computed on request. For a million episodes, ``trace.content["steps"]`` takes
-        milliseconds; .episodes, the whole table, takes about 130 MB."""
-        return self._content
-
     def to_pandas(self) -> Any:
         """Return the episodes as a pandas.DataFrame. Needs pandas.
 
@@ -224,7 +226,7 @@ class Trace(KnowsOtherNames):
 
         Raises MissingExtra.
         """
-        table, writers = self._content.table, [writer.about_or_empty for writer in self.readers]
+        table, writers = self._content.table, [writer.about_or_empty for writer in self._content.readers]
         seeds: list[int | None] = [None if seed < 0 else seed for seed in table["seed"].tolist()]
         for index in np.flatnonzero(table["seed"] < -1).tolist():  # too large for the table
             seeds[index] = self._episode(self._content, index).seed
@@ -285,7 +287,7 @@ class Trace(KnowsOtherNames):
 
         Examples:
             >>> best = gym_trace.open_trace("traces/cartpole").select("steps > 10", best=3)
-            >>> best.chosen.tolist(), best.episodes["return"].tolist()
+            >>> best.indices.tolist(), best.episodes["return"].tolist()
             ([8, 17, 3], [58.0, 39.0, 33.0])
         """
         content = self._content
@@ -303,25 +305,23 @@ class Trace(KnowsOtherNames):
         )
         return self._with(content.view(chosen))
 
-    def find_episodes(self, where: str | None = None, *, sort: str | None = None) -> Array:
-        """Return the indices of selected episodes in this trace, (n,) int64; see select()."""
-        columns = self._columns(self._content)
-        return chosen_rows(columns, where, sort=sort, complete=columns.complete)
-
     def _columns(self, content: EpisodeIndex) -> EpisodeColumns:
         return EpisodeColumns(content, self._with(content).scan, lambda: self.facts)
 
     @property
-    def whole(self) -> Trace:
-        """The whole trace as it was when this view was made; for a whole trace, the trace itself."""
-        content = self._content
-        return self if content.chosen is None else self._with(EpisodeIndex.whole(content.all_readers))
+    def indices(self) -> Array:
+        """(n,) int64: indices of the episodes in the whole trace, in the order of this view.
+
+        Examples:
+            >>> gym_trace.open_trace("traces/cartpole").select("steps > 40").indices
+            array([8])
+        """
+        return self._content.whole_indices
 
     @property
-    def chosen(self) -> Array:
-        """Indices of the episodes in the whole trace, in the order of this view."""
-        chosen = self._content.chosen
-        return np.arange(len(self)) if chosen is None else chosen
+    def _whole(self) -> Trace:
+        content = self._content
+        return self if content.chosen is None else self._with(EpisodeIndex.whole(content.all_readers))
 
     def refresh(self) -> int:
         """Read newly recorded data, and return the number of new episodes. A view never changes.
@@ -351,28 +351,18 @@ class Trace(KnowsOtherNames):
         return path_of(self._opened.storage.root)
 
     @property
-    def bytes_on_disk(self) -> int:
-        """Bytes of the directory of the whole trace, like du, including rings and videos."""
-        return self._opened.storage.allocated()
-
-    @property
     def writers(self) -> list[str]:
-        return [writer.writer for writer in self.readers]
-
-    @property
-    def readers(self) -> list[WriterReader]:
-        """The readers of the writers; in a view, only of writers with episodes in it."""
-        return self._content.readers
+        return [writer.writer for writer in self._content.readers]
 
     @property
     def metadata(self) -> Any:
         """Metadata passed to the recorder. Raises TraceError if writers have different metadata."""
-        return self.writer_agreed_on("metadata").metadata
+        return writer_agreed_on(self, "metadata").metadata
 
     @property
     def env_spec(self) -> dict[str, Any]:
         """The recorded environment: id, spec (JSON), wrappers, class. Raises TraceError if writers differ."""
-        return self.writer_agreed_on("environment").env_spec
+        return writer_agreed_on(self, "environment").env_spec
 
     @property
     def observation_space(self) -> Any:
@@ -380,7 +370,7 @@ class Trace(KnowsOtherNames):
 
         A custom space that is not plain data is a StandIn: it contains every value and cannot be sampled.
         """
-        return self.writer_agreed_on("observation_space").observation_space
+        return writer_agreed_on(self, "observation_space").observation_space
 
     @property
     def action_space(self) -> Any:
@@ -388,7 +378,7 @@ class Trace(KnowsOtherNames):
 
         A custom space that is not plain data is a StandIn: it contains every value and cannot be sampled.
         """
-        return self.writer_agreed_on("action_space").action_space
+        return writer_agreed_on(self, "action_space").action_space
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -417,35 +407,9 @@ class Trace(KnowsOtherNames):
 
         return make_environment(self.env_spec, trust, {**(env_kwargs or {}), **kwargs})
 
-    def writer_of(self, index: int) -> WriterReader:
-        """Return the writer of an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space,
-        .schema."""
-        return self.place_of(index)[0]
-
-    def writer_agreed_on(self, name: str) -> WriterReader:
-        """Return a writer. Raises TraceError if writers with episodes differ in this field of the schema."""
-        having = readers_with_episodes(self) or self.readers
-        values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
-        if len(values) > 1:
-            raise TraceError(
-                f"{self.directory}: the writers of this trace have different values of {name}; "
-                "use trace.writer_of(i) for the writer of episode i"
-            )
-        return having[0]
-
-    def place_of(self, index: int) -> tuple[WriterReader, int]:
-        """Return the writer of an episode and the episode's row in its table."""
-        content = self._content
-        return content.locate(range(len(content))[index])
-
-    @property
-    def rows(self) -> Array:
-        """The row of each episode in the table of its writer."""
-        return self._content.rows
-
     @property
     def damage(self) -> list[Damage]:
-        found = [damage for writer in self.readers for damage in writer.damage]
+        found = [damage for writer in self._content.readers for damage in writer.damage]
         return list(dict.fromkeys([*found, *self._opened.skipped]))
 
     def _report(self, damage: Damage) -> None:
@@ -583,28 +547,14 @@ class Trace(KnowsOtherNames):
 
         return connection([self])
 
-    def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
-        """Call a function with the arrays of each episode; see scan_recorded_traces."""
-        count = 0
-        limit = len(self) if max_episodes is None else max_episodes
-        if limit <= 0:
-            return 0
-        for observations, actions, rewards in chain.from_iterable(self._arrays(self._content)):
-            count += 1
-            if (episode_cb is not None and episode_cb(observations, actions, rewards)) or count >= limit:
-                break
-        return count
-
-    def _arrays(self, content: EpisodeIndex) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
-        """Yield one iterator per writer: a generator around these would cost a tenth of the time."""
+    def _arrays(self) -> Iterator[tuple[Any, Any, Array]]:
+        """Yield observations, actions and rewards of each episode."""
+        content = self._content
         if content.chosen is not None:
             episodes = self.scan(("observations", "actions", "rewards"))
-            yield ((episode.observations, episode.actions, episode.rewards) for episode in episodes)
-            return
-        for writer in content.all_readers:
-            if writer.damage:
-                raise writer.damage[0].error()
-            yield arrays_of(writer)
+            return ((episode.observations, episode.actions, episode.rewards) for episode in episodes)
+        # One iterator per writer: a generator around these would cost a tenth of the time.
+        return chain.from_iterable(map(_arrays_of_undamaged, content.all_readers))
 
     # -- batches for training -----------------------------------------------------------------------------------------
 
@@ -784,13 +734,13 @@ class TraceHandle(NamedTuple):
 
 def handle_of(trace: Trace) -> TraceHandle:
     """Return a handle of a trace or view. It skips writers without episodes in the view."""
-    content = trace.content
+    content = index_of(trace)
     extents = extents_of(content.readers)
     counts = np.array(
         [len(writer.parts) if writer.extent in extents else 0 for writer in content.all_readers], np.int64
     )
-    numbers = content.bounds.searchsorted(trace.chosen, side="right") - 1
-    chosen: Array = trace.chosen - content.bounds[numbers] + (np.cumsum(counts) - counts)[numbers]
+    numbers = content.bounds.searchsorted(content.whole_indices, side="right") - 1
+    chosen: Array = content.whole_indices - content.bounds[numbers] + (np.cumsum(counts) - counts)[numbers]
     is_run = len(chosen) > 0 and bool((np.diff(chosen) == 1).all())
     return TraceHandle(storage_of(trace), extents, slice(int(chosen[0]), int(chosen[-1]) + 1) if is_run else chosen)
 
@@ -810,6 +760,12 @@ def _tables() -> Any:
         return partitions
     except ImportError as missing:
         raise MissingExtra(f"tables need pyarrow ({missing}): pip install 'gym-trace[parquet]'") from missing
+
+
+def _arrays_of_undamaged(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
+    if writer.damage:
+        raise writer.damage[0].error()
+    return arrays_of(writer)
 
 
 def _checked_columns(columns: Iterable[str] | None) -> frozenset[str] | None:

@@ -19,6 +19,7 @@ from gym_trace.data.values import Array, row_of
 from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.seeding import episode_seed, generator_state, policy_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, TraceError, warn
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.collecting.policies import Annotating, policy_maker
 from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
@@ -168,7 +169,10 @@ def branch(
             actor = make_policy(env.observation_space, env.action_space)
             if seed is not None and generator_state(env.unwrapped) is None:
                 raise EnvironmentUnavailable(f"seed={seed}: the environment has no np_random to seed; omit seed")
-            options = {"record_infos": trace.writer_of(index).about.recorder.get("record_infos", False), **recording}
+            options = {
+                "record_infos": index_of(trace).locate(index)[0].about.recorder.get("record_infos", False),
+                **recording,
+            }
             if not prefix:
                 options["frame_filter"] = lambda number: number >= step
             with recorded_by(_provenance(command, make_policy.name, trace, recorded, step, seed)):
@@ -316,6 +320,6 @@ def _provenance(
     command: str, policy: str, trace: Trace, recorded: Episode, step: int, seed: int | None
 ) -> dict[str, Any]:
     origin = {"writer": recorded.writer, "episode_id": recorded.episode_id, "step": step}
-    described = trace.writer_of(recorded.index).about.environment
+    described = index_of(trace).locate(recorded.index)[0].about.environment
     making: dict[str, Any] = {name: described[name] for name in ("imports", "factory") if name in described}
     return {**provenance_of(command, policy), **making, "branch": origin if seed is None else {**origin, "seed": seed}}

@@ -25,6 +25,7 @@ from gym_trace.envs.states import states_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, warn
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import write_facts
+from gym_trace.playback.episode_index import whole_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.provenance import provenance_of, recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
@@ -176,7 +177,7 @@ def remake(
     ):
         for number, (replay, group) in enumerate(groupby(playing, attrgetter("replay"))):
             lane = list(group)
-            for episode in _remade(trace.whole, lane, making, start, fresh, f"{stem}-{number:06}", provenance):
+            for episode in _remade(whole_of(trace), lane, making, start, fresh, f"{stem}-{number:06}", provenance):
                 done.append(episode)
                 if on_progress is not None:
                     on_progress(len(done), len(chosen))

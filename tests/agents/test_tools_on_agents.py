@@ -32,6 +32,7 @@ from gym_trace import (
 )
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.pettingzoo import record, replay
+from gym_trace.playback.episode_index import index_of
 from gym_trace.viewer import save_page
 
 with warnings.catch_warnings():
@@ -73,7 +74,7 @@ def test_an_environment_of_the_registry_of_pettingzoo_needs_no_trust(tmp_path: P
     with closing(record(pettingzoo.make("aec", "classic/rps-v2", max_cycles=5), tmp_path)) as env:
         play_aec(env, 0, chooser(0), 100)
     trace = open_trace(tmp_path)
-    assert trace.readers[0].about.environment["id"] == "classic/rps-v2"
+    assert index_of(trace).readers[0].about.environment["id"] == "classic/rps-v2"
     assert len(trace[0]) == 12
     assert [verdict.verdict for verdict in verify_trace(trace)] == ["identical"]
     assert trace.make_env().inner.unwrapped.max_cycles == 5
@@ -226,7 +227,7 @@ def test_statistics_and_conditions_know_the_return_of_each_agent(tmp_path: Path,
         assert found[name]["mean"] == pytest.approx(np.mean(returns))
         most = float(sorted(returns)[-3])
         chosen = trace.select(f'return["{name}"] >= {most!r}', sort=f'-return["{name}"]')
-        assert sorted(chosen.chosen.tolist()) == [i for i, value in enumerate(returns) if value >= most]
+        assert sorted(chosen.indices.tolist()) == [i for i, value in enumerate(returns) if value >= most]
     assert f'return["{trace[0].agents[0]}"]' in ok("stats", tmp_path).output
     assert "no agent 'fox'" in command("ls", tmp_path, "--where", 'return["fox"] > 0').output
 
@@ -265,7 +266,7 @@ def test_adapters_for_one_agent_say_what_takes_many(tmp_path: Path) -> None:
 def test_a_trace_that_lies_about_its_agents_is_read_all_the_same(tmp_path: Path) -> None:
     made(tmp_path / "trace", Passing, 2)
     trace = open_trace(tmp_path / "trace")
-    told = trace.readers[0].about.environment["agents"]
+    told = index_of(trace).readers[0].about.environment["agents"]
     for lie in (
         {"names": ["a", "a", "a"]},
         {"names": ["a"]},

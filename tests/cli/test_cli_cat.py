@@ -28,6 +28,7 @@ from gym_trace.data.tensors import RawArray
 from gym_trace.data.values import ABSENT, EnumMember, Unstored
 from gym_trace.exchange.formats.steps.windows import step_windows
 from gym_trace.playback.column_selection import select_columns
+from gym_trace.playback.episode_index import index_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")
@@ -469,7 +470,7 @@ def test_cat_of_a_damaged_trace_prints_what_a_scan_yields(tmp_path: Path) -> Non
 def test_a_damaged_chunk_costs_only_itself_and_the_step_after_it(tmp_path: Path) -> None:
     record_lengths(tmp_path, [40], flush_after=10, uid="w")
     trace = open_trace(tmp_path)
-    batch, i = trace.readers[0].chunk_positions[1]
+    batch, i = index_of(trace).readers[0].chunk_positions[1]
     offset, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
     flip(batch.path, offset + length - 8)
     result = run("cat", tmp_path, "--json")

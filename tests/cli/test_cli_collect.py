@@ -14,6 +14,7 @@ from shell import HEARING, ok, process, run, wait_for
 from worker_episodes import children, whole_episodes
 
 from gym_trace import check_trace, open_trace
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.processes.run_log import EVENTS
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -41,7 +42,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
     start = json.loads((tmp_path / "t" / EVENTS).read_text().splitlines()[0])
     assert start["settings"]["environment"] == {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 5}}
     assert start["packages"]["gymnasium"]
-    assert start["provenance"] == open_trace(tmp_path / "t").readers[0].schema["provenance"]
+    assert start["provenance"] == index_of(open_trace(tmp_path / "t")).readers[0].schema["provenance"]
     assert open_trace(tmp_path / "t").metadata["run"] == start["settings"]["run"]
     assert open_trace(tmp_path / "t")[0].infos
 

@@ -10,6 +10,7 @@ import pytest
 from shell import ok, run
 
 import gym_trace
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.collecting.rollout import episode_seed
 
 
@@ -37,7 +38,7 @@ def test_writer_and_split_are_shown_where_there_are_several(recorded: Path) -> N
     ok("record", "clicks:CliClock-v0", "-o", "t", "--on-exist", "append", "--split", "eval", "--episodes", 1)
     headings, *lines = ok("replay", recorded).stdout.splitlines()
     assert headings.split()[2:4] == ["writer", "split"]
-    splits = {writer.writer: writer.split for writer in gym_trace.open_trace(recorded).readers}
+    splits = {writer.writer: writer.split for writer in index_of(gym_trace.open_trace(recorded)).readers}
     assert sorted(splits.values()) == ["eval", "train"]
     assert {tuple(line.split()[2:4]) for line in lines} == set(splits.items())
 

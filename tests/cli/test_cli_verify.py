@@ -18,6 +18,7 @@ from terminals import console
 import gym_trace
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.playback.episode_index import index_of
 
 FACTORY = """
 import gymnasium
@@ -69,7 +70,7 @@ def damage(name: str, offset: int) -> None:
     """Flip the byte at this offset in the last chunk but one."""
     (path,) = Path("t").glob(f"{name}.*.gtb")
     trace = gym_trace.open_trace("t")
-    batch = next(writer for writer in trace.readers if writer.writer == name).batches[0]
+    batch = next(writer for writer in index_of(trace).readers if writer.writer == name).batches[0]
     flip(path, int(batch.chunks["offset"][-2]) + offset, mask=255)
 
 
@@ -280,7 +281,7 @@ def test_invalid_imports_of_a_recording_are_ignored(
     imported: Callable[[], None], monkeypatch: pytest.MonkeyPatch, imports: Any
 ) -> None:
     trace = gym_trace.open_trace("t")
-    monkeypatch.setitem(trace.readers[0].schema["environment"], "imports", imports)
+    monkeypatch.setitem(index_of(trace).readers[0].schema["environment"], "imports", imports)
     with pytest.raises(EnvironmentUnavailable, match="not described in the trace"):
         trace.make_env(trust=True)
 
@@ -297,7 +298,7 @@ def test_invalid_imports_of_a_recording_are_ignored(
 )
 def test_a_trace_says_what_was_imported_for_it(here: Path, words: list[object], expected: Any) -> None:
     ok("record", *words, "-o", "t", "--episodes", 1)
-    reader = gym_trace.open_trace("t").readers[0]
+    reader = index_of(gym_trace.open_trace("t")).readers[0]
     assert reader.schema["environment"].get("imports") == expected
     assert "imports" not in reader.schema["provenance"]
 

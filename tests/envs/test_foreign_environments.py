@@ -14,6 +14,7 @@ from scripted_env import CountingEnv
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.playback.episode_index import index_of
 
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
@@ -200,7 +201,7 @@ def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: P
     env = gym_trace.TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.close()
-    description = open_trace(tmp_path / "t").readers[0].schema["environment"]
+    description = index_of(open_trace(tmp_path / "t")).readers[0].schema["environment"]
     assert description["id"] == (None if where == "of another kind" else "Lock-v0")
     assert "spec" in description["note"]
 

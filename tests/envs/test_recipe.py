@@ -20,6 +20,7 @@ from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.data.values import Unstored
 from gym_trace.envs.identity import installed_versions, versions_of
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.tools.video.simulate import play_for_humans
 
 IS_NEW = hasattr(gymnasium.wrappers, "AddRenderObservation")  # since 1.0
@@ -182,7 +183,7 @@ REGISTERED = {
 
 def test_arguments_that_are_registered_need_not_be_stored(tmp_path: Path, register: Any) -> None:
     record(gymnasium.make(register(Keeps, kwargs=REGISTERED)), tmp_path)
-    stored = open_trace(tmp_path).readers[0].schema["environment"]["made"]["kwargs"]
+    stored = index_of(open_trace(tmp_path)).readers[0].schema["environment"]["made"]["kwargs"]
     assert {name: form for name, (form, _) in stored.items()} == {
         "mode": "enum",
         "level": "value",
@@ -223,7 +224,7 @@ def test_a_member_that_the_enum_has_not_is_refused(
 ) -> None:
     record(gymnasium.make(register(Keeps, kwargs={"mode": Mode.EASY})), tmp_path)
     trace = open_trace(tmp_path)
-    monkeypatch.setitem(trace.readers[0].schema["environment"]["made"]["kwargs"], "mode", stored)
+    monkeypatch.setitem(index_of(trace).readers[0].schema["environment"]["made"]["kwargs"], "mode", stored)
     with pytest.raises(EnvironmentUnavailable, match="could not be stored"):
         trace.make_env()
 

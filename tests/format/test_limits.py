@@ -16,6 +16,7 @@ from gym_trace.format import wire
 from gym_trace.format.columns import parse_column
 from gym_trace.format.ring.chunk_builder import split_to_limits
 from gym_trace.format.ring.segment import Segment
+from gym_trace.playback.episode_index import index_of
 
 LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN", "CHUNK_BYTES", "TABLE_ROWS")
 LARGE = 10**6
@@ -240,7 +241,7 @@ def test_columns_have_the_byte_order_of_the_format(tmp_path: Path) -> None:
     env.step(np.zeros(3, np.int64))
     env.close()
     trace = open_trace(tmp_path / "t")
-    batch = trace.readers[0].batches[0]
+    batch = index_of(trace).readers[0].batches[0]
     columns = [batch.read_chunk(number, lambda path: True).columns for number in range(len(batch.chunks))]
     assert not [path for chunk in columns for path, column in chunk.items() if column.dtype.startswith(">")]
     values = [(episode.rewards[0], episode.annotations["value"][0]) for episode in trace]

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from scripted_env import Result, ToyEnv
 
 import gym_trace
+from gym_trace.playback.episode_index import index_of
 
 OBSERVATIONS = spaces.Dict(
     {
@@ -70,7 +71,7 @@ def assert_same(back: gym_trace.Trace, trace: gym_trace.Trace) -> None:
             assert getattr(other, name) == getattr(one, name), name
         for name in ("start_time", "end_time", "start_monotonic", "end_monotonic"):
             assert getattr(other, name) == getattr(one, name), name
-        if trace.readers[0].about.has_all_infos:
+        if index_of(trace).readers[0].about.has_all_infos:
             assert other.infos == one.infos
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from gym_trace import open_trace
 from gym_trace.data.values import ABSENT
+from gym_trace.playback.episode_index import index_of
 
 _NDARRAY, _SCALAR, _TUPLE, _GRAPH, _COMPLEX, _OBJECTS, _UNSTORED, _ABSENT = 1, 2, 4, 5, 6, 7, 8, 10
 
@@ -35,7 +36,7 @@ def describe_trace(directory: Path) -> list[dict[str, Any]]:
             "damage": sorted([name, start, end] for name, start, end in damage if name.startswith(stored.writer + ".")),
             "episodes": in_order(episodes[stored.writer]),
         }
-        for stored in sorted(trace.readers, key=lambda stored: stored.writer)
+        for stored in sorted(index_of(trace).readers, key=lambda stored: stored.writer)
     ]
 
 

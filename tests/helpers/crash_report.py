@@ -14,6 +14,7 @@ from numbered_lanes import rows_of
 
 from gym_trace import Episode, Trace, check_trace, open_trace, repair_trace
 from gym_trace.data.episode import infos_of
+from gym_trace.playback.episode_index import index_of
 
 
 @dataclasses.dataclass
@@ -261,13 +262,13 @@ UNLOGGED_WRITER = "other"  # id of a writer
 def compare_trace(trace: Trace, diaries: dict[str, Path], kind: str) -> StepCounts:
     """Compare a trace with diaries, by writer id; the diary of a forked child has the key "child"."""
     verdict = StepCounts()
-    trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != UNLOGGED_WRITER]]
+    trace = trace[[i for i in range(len(trace)) if index_of(trace).locate(i)[0].writer != UNLOGGED_WRITER]]
     if kind.startswith("lanes-"):
         path = diaries["w"]
         return compare_lanes(trace, path, kind.removeprefix("lanes-"))
     by_writer: dict[str, list[Episode]] = {writer: [] for writer in diaries if writer != "child"}
     for index, part in enumerate(trace):
-        by_writer.setdefault(trace.writer_of(index).writer, []).append(part)
+        by_writer.setdefault(index_of(trace).locate(index)[0].writer, []).append(part)
     for writer, parts in by_writer.items():
         diary = diaries.get(writer) or diaries["child"]
         verdict += compare_episodes(trace, parts, logged_episodes(diary))

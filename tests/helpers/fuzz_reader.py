@@ -29,7 +29,17 @@ from ring_mutations import mutated_ring
 from scripted_env import CountingEnv
 from vector_wrapper import TraceRecordingVectorWrapper
 
-from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, summarize
+from gym_trace import (
+    Trace,
+    TraceRecordingWrapper,
+    check_trace,
+    diff_traces,
+    edit,
+    open_trace,
+    repair_trace,
+    scan_recorded_traces,
+    summarize,
+)
 from gym_trace.data.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.errors import TraceError
 from gym_trace.exchange.formats.legacy.monitor import load_results
@@ -79,7 +89,7 @@ def read_everything(
 
     def read(trace: Trace) -> None:
         attempt("skip", lambda: [_use(episode) for episode in trace.scan(on_damage="skip")])
-        attempt("call back", lambda: trace.call_back(lambda o, a, r: None))
+        attempt("call back", lambda: scan_recorded_traces(trace, lambda o, a, r: None))
         attempt("get", lambda: [_use(trace[i]) for i in (0, -1) if len(trace)])
         if thoroughly:
             attempt("scan", lambda: [_use(episode) for episode in trace])

@@ -17,6 +17,7 @@ from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, 
 from gym_trace.exchange.formats.importing import import_trace
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import with_repeated_final
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
 
@@ -62,7 +63,9 @@ class _Made:
         return False
 
     def read(self, path: Path) -> Imported:
-        schema = {k: v for k, v in self._trace.readers[0].schema.items() if k not in ("writer", "format", "type")}
+        schema = {
+            k: v for k, v in index_of(self._trace).readers[0].schema.items() if k not in ("writer", "format", "type")
+        }
         episodes = enumerate(self._episodes)
         new = (NewEpisode(len(steps.rewards), [steps], outcome, seed=i) for i, (outcome, steps) in episodes)
         return imported("made", new, schema)

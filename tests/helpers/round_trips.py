@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from scripted_env import Result, ToyEnv, small_blocks
 
-from gym_trace import TraceRecordingWrapper, lint_trace, open_trace, summarize
+from gym_trace import TraceRecordingWrapper, lint_trace, open_trace, scan_recorded_traces, summarize
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.memory import MemoryReader
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
@@ -126,7 +127,7 @@ def record_chunks(directory: Path, episodes: int) -> dict[str, bytes]:
                 env.step(step % 2)
                 env.annotate(note=f"step {step}")
     trace = open_trace(directory)
-    assert sum(reader.chunk_count for reader in trace.readers) == CHUNKS
+    assert sum(reader.chunk_count for reader in index_of(trace).readers) == CHUNKS
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
@@ -139,7 +140,7 @@ def _scan(trace: Trace, out: Path) -> None:
 
 
 def _call_back(trace: Trace, out: Path) -> None:
-    trace.call_back(lambda observations, actions, rewards: None)
+    scan_recorded_traces(trace, lambda observations, actions, rewards: None)
 
 
 def _windows(trace: Trace, out: Path) -> None:
@@ -191,7 +192,7 @@ def _viewed_rows(trace: Trace, out: Path) -> None:
     from gym_trace.playback.leaf_rows import LeafRows
     from gym_trace.playback.opened import ChunkCache
 
-    rows = LeafRows(*trace.place_of(0), ("rewards",), ChunkCache(1 << 20))
+    rows = LeafRows(*index_of(trace).locate(0), ("rewards",), ChunkCache(1 << 20))
     assert sum(count for _, count, _ in rows.parts(0, len(rows))) == len(trace[0])
 
 

@@ -13,6 +13,7 @@ from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.data.packing import pack_lenient
+from gym_trace.playback.episode_index import index_of
 
 Key = tuple[str, int, int]
 SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("format-*/*"))
@@ -26,7 +27,7 @@ def contents(directory: Path) -> dict[Key, dict[str, Any]]:
         reader.writer: {
             key: pack_lenient(value)[0] for key, value in reader.schema.items() if key not in ("batch", "type")
         }
-        for reader in trace.readers
+        for reader in index_of(trace).readers
     }
     pending = {(e.writer, e.episode_id, e.first_step): pack_lenient(e.pending_action)[0] for e in trace}
     for writer in describe_trace(directory):

@@ -22,6 +22,7 @@ from worker_episodes import children, whole_episodes
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.errors import TraceNotFound
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.collecting.supervisor import Collected
 from gym_trace.recording.publishing import spool
 
@@ -169,7 +170,7 @@ def test_an_actor_frozen_in_mid_episode_duplicates_no_episode(
         for process in frozen:
             os.kill(process, signal.SIGCONT)
     # Its job ends, as no driver has polled it. Its process lives until its raylet learns that the node counts as dead.
-    wait_for(lambda: not any(writer.alive for writer in open_trace(tmp_path / "t").readers))
+    wait_for(lambda: not any(writer.alive for writer in index_of(open_trace(tmp_path / "t")).readers))
     last = run(resume=True)
     backend.close()
     assert (last.stopped, last.episodes) == ("done", 20)

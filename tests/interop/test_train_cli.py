@@ -20,6 +20,7 @@ from shell import ok, process, run, wait_for
 from test_train_kills import does, of_session
 
 import gym_trace
+from gym_trace.playback.episode_index import index_of
 from gym_trace.training import Exchange, Run
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").read_text(encoding="utf-8")
@@ -181,7 +182,9 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
     ok("record", "CartPole-v1", "-o", tmp_path / "n", "--policy", name, "--episodes", 2, "--seed", 3, "--num-envs", 2)
     for other in ("j", "n"):
         assert "2 episodes, identical" in ok("diff", tmp_path / "2", tmp_path / other).output
-    said = [gym_trace.open_trace(tmp_path / n).readers[0].schema["provenance"]["policy"] for n in ("0", "1", "j")]
+    said = [
+        index_of(gym_trace.open_trace(tmp_path / n)).readers[0].schema["provenance"]["policy"] for n in ("0", "1", "j")
+    ]
     assert said == [f"run:{trained}@8", f"run:{trained}@5", f"run:{trained}@5?sample"]
     seen = gym_trace.open_trace(tmp_path / "2")[0]
     chances = seen.annotations["probabilities"]

@@ -21,7 +21,7 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments
-from gym_trace.playback.episode_index import EpisodeIndex
+from gym_trace.playback.episode_index import EpisodeIndex, index_of
 from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, episode_runs
 
 NAT = np.iinfo(np.int64).min
@@ -173,7 +173,7 @@ def test_a_trace_of_many_episodes_is_opened_in_little_memory_for_each(many: Path
     gc.collect()
     tracemalloc.start()
     trace = open_trace(many)
-    count, fragments = len(trace), len(trace.readers[0].fragments)
+    count, fragments = len(trace), len(index_of(trace).readers[0].fragments)
     held, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert count > 50_000
@@ -185,8 +185,8 @@ def test_columns_records_and_scans_of_many_episodes_equal_their_table(many: Path
     trace, again = open_trace(many), open_trace(many)
     table = trace.episodes
     for name in EPISODE.names or ():
-        assert same(again.content[name], table[name]), name
-    assert (table["outcome"] == np.array(OUTCOMES)[again.content[OUTCOME_CODE]]).all()
+        assert same(index_of(again)[name], table[name]), name
+    assert (table["outcome"] == np.array(OUTCOMES)[index_of(again)[OUTCOME_CODE]]).all()
     places = np.random.default_rng(0).integers(0, len(table), 40)
     for place in places.tolist():
         assert again[place]._record.tobytes() == table[place].tobytes()  # which filled parts of its table
@@ -194,7 +194,7 @@ def test_columns_records_and_scans_of_many_episodes_equal_their_table(many: Path
     view = open_trace(many)[places]
     for name in EPISODE.names or ():
         expected = np.arange(40) if name == "index" else table[name][places]
-        assert same(view.content[name], expected), name
+        assert same(index_of(view)[name], expected), name
     records = [episode._record for episode in open_trace(many).scan(columns=("rewards",), episodes=slice(0, 3000))]
     assert b"".join(record.tobytes() for record in records) == table[:3000].tobytes()
 
@@ -237,10 +237,10 @@ def test_selections_see_changes_of_the_table(tmp_path: Path) -> None:
     env.close()
     trace = open_trace(tmp_path)
     trace.episodes["return"] = [3.0, 1.0, 2.0, 5.0, 4.0]
-    assert trace.select(sort="return").chosen.tolist() == [1, 2, 0, 4, 3]
-    assert trace.content["return"].tolist() == [3.0, 1.0, 2.0, 5.0, 4.0]
+    assert trace.select(sort="return").indices.tolist() == [1, 2, 0, 4, 3]
+    assert index_of(trace)["return"].tolist() == [3.0, 1.0, 2.0, 5.0, 4.0]
     assert trace[[3, 0]].episodes["return"].tolist() == [5.0, 3.0]
-    assert open_trace(tmp_path).content["return"].tolist() != [3.0, 1.0, 2.0, 5.0, 4.0]
+    assert index_of(open_trace(tmp_path))["return"].tolist() != [3.0, 1.0, 2.0, 5.0, 4.0]
 
 
 def test_a_live_trace_grows_by_what_is_new_in_columns_and_table(tmp_path: Path) -> None:
@@ -259,9 +259,9 @@ def test_a_live_trace_grows_by_what_is_new_in_columns_and_table(tmp_path: Path) 
             trace.refresh()
             fresh = open_trace(tmp_path)
             for name in EPISODE.names or ():
-                assert same(trace.content[name], fresh.content[name]), name
+                assert same(index_of(trace)[name], fresh.content[name]), name
             assert trace.episodes.tobytes() == fresh.episodes.tobytes()
-            assert len(trace) == len(fresh.content["steps"])
+            assert len(trace) == len(index_of(fresh)["steps"])
         env.close()
 
 

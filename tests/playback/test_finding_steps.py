@@ -16,6 +16,7 @@ from trace_contents import record_anything
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.episode_index import index_of
 
 Holds = Callable[[Any, int], Any]  # called with an episode and a step in it
 
@@ -73,7 +74,7 @@ def test_filters_lanes_gaps_and_pictures_hide_no_step_and_add_none(tmp_path: Pat
     assert trace.find_steps("truncated or terminated").tolist() == by_loop(
         trace, lambda e, i: e.terminations[i] or e.truncations[i]
     )
-    if trace.readers[0].layouts.is_flat and all(type(e.observations) is np.ndarray for e in trace):
+    if index_of(trace).readers[0].layouts.is_flat and all(type(e.observations) is np.ndarray for e in trace):
         found = trace.find_steps("(next_observation == 1).all")
         assert found.tolist() == by_loop(trace, lambda e, i: np.all(e.observations[i + 1] == 1))
         found = trace.find_steps("(observation == 1).all")
@@ -106,7 +107,7 @@ def test_the_observation_before_a_step_can_be_in_an_earlier_chunk(tmp_path: Path
     with small_blocks(rows=3, chunk=100):
         record_lengths(tmp_path, [10, 7])
     trace = open_trace(tmp_path)
-    assert trace.readers[0].chunk_count > 4
+    assert index_of(trace).readers[0].chunk_count > 4
     for count in range(10):
         expected = by_loop(trace, lambda e, i, count=count: e.observations[i, 0] == count)
         assert trace.find_steps(f"observation[0] == {count}").tolist() == expected
@@ -118,12 +119,12 @@ def test_the_observation_behind_skipped_damage_is_unknown(tmp_path: Path) -> Non
     with small_blocks(rows=3, chunk=100):
         record_lengths(tmp_path, [10])
     (batch,) = tmp_path.glob("*.gtb")
-    chunk = open_trace(tmp_path).readers[0].batches[0].chunks["offset"]
+    chunk = index_of(open_trace(tmp_path)).readers[0].batches[0].chunks["offset"]
     flip(batch, int(chunk[1]) + 100, int(chunk[1]) + 200, int(chunk[1]) + 210, int(chunk[1]) + 220)
     trace = open_trace(tmp_path)
     with pytest.warns(UserWarning, match="skipped"):
         found = trace.find_steps("observation[0] >= 0 or observation[0] < 0", on_damage="skip")
-    counts = np.cumsum(trace.readers[0].fragments["steps"])
+    counts = np.cumsum(index_of(trace).readers[0].fragments["steps"])
     left = sorted({*range(10)} - {*range(int(counts[0]), int(counts[1]) + 1)})
     assert found[:, 1].tolist() == left
 
@@ -131,7 +132,7 @@ def test_the_observation_behind_skipped_damage_is_unknown(tmp_path: Path) -> Non
 def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path) -> None:
     record_lengths(tmp_path, [10, 10, 10], flush_after=10)
     (batch,) = tmp_path.glob("*.gtb")
-    second = int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][1])
+    second = int(index_of(open_trace(tmp_path)).readers[0].batches[0].chunks["offset"][1])
     flip(batch, second + 200, second + 210, second + 220)
     trace = open_trace(tmp_path)
     with pytest.raises(CorruptTrace):

@@ -27,10 +27,12 @@ from gym_trace import (
     diff_traces,
     load_results,
     open_trace,
+    scan_recorded_traces,
     summarize,
     verify_trace,
 )
 from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.tools.replay.observations import ObservationRows
 
 LANES = 3
@@ -354,7 +356,7 @@ def test_slices_indices_and_masks_give_views(tmp_path: Path) -> None:
         assert [episode.index for episode in view] == view.episodes["index"].tolist() == list(range(len(lengths)))
         assert [view.writers[row["writer"]] for row in view.episodes] == [episode.writer for episode in view]
         seen: list[int] = []
-        assert view.call_back(lambda _, actions, __, seen=seen: seen.append(len(actions))) == len(lengths)
+        assert scan_recorded_traces(view, lambda _, actions, __, seen=seen: seen.append(len(actions))) == len(lengths)
         assert seen == lengths
         assert view.refresh() == 0
     assert [len(e) for e in trace[3:].scan(episodes=[1, 3])] == [2, 7]
@@ -418,7 +420,7 @@ def test_how_an_episode_began_is_found_without_looking_through_all_of_them(
             env.flush()
     env.close()
     trace = open_trace(tmp_path)
-    chunks = trace.readers[0].chunk_count
+    chunks = index_of(trace).readers[0].chunk_count
     assert chunks >= 6
 
     class Watched(np.ndarray):  # type: ignore[type-arg]
@@ -430,7 +432,7 @@ def test_how_an_episode_began_is_found_without_looking_through_all_of_them(
             return found
 
     assert trace[5].options == {"number": 5}  # finds the beginnings of all of them
-    fragments = trace.readers[0].fragments
+    fragments = index_of(trace).readers[0].fragments
     monkeypatch.setattr(fragments, "flags", fragments.flags.view(Watched))
     for i in (0, 299, 150, 151):
         Watched.looked_at = 0

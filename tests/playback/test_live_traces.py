@@ -36,6 +36,7 @@ from gym_trace.errors import TraceError
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
 from gym_trace.format.fragments import Fragments
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_table import episode_runs
 from gym_trace.storage.protocol import Storage
 from gym_trace.tools.statistics.describe import describe
@@ -138,7 +139,7 @@ def test_a_follower_keeps_no_table_of_earlier_looks(tmp_path: Path) -> None:
         play(env, 3)
         assert trace.refresh() == 3
         assert trace[-1].observations[:, 0].tolist() == [0, 1, 2]
-        (reader,) = trace.readers
+        (reader,) = index_of(trace).readers
         tables.append(weakref.ref(reader.fragments))
         batches += [weakref.ref(batch) for batch in reader.read_batches if batch is reader.tail.batch]
         del reader
@@ -162,7 +163,9 @@ def test_a_follower_of_lanes_keeps_no_batch_of_a_ring(tmp_path: Path) -> None:
             assert len(episode.observations) == len(episode) + 1
         for column in ("observations", "actions", "rewards", "infos", "annotations"):
             assert getattr(trace[-1], column) is not None
-        batches += [weakref.ref(reader.tail.batch) for reader in trace.readers if reader.tail.batch is not None]
+        batches += [
+            weakref.ref(reader.tail.batch) for reader in index_of(trace).readers if reader.tail.batch is not None
+        ]
         gc.collect()
         assert sum(batch() is not None for batch in batches) == 1
         assert len(trace._opened.cache) <= 2 * 5
@@ -172,7 +175,7 @@ def test_a_follower_of_lanes_keeps_no_batch_of_a_ring(tmp_path: Path) -> None:
 
 def test_a_file_cannot_declare_an_episode_running(tmp_path: Path) -> None:
     record_lengths(tmp_path, [2])
-    table = open_trace(tmp_path).readers[0].fragments[:].copy()
+    table = index_of(open_trace(tmp_path)).readers[0].fragments[:].copy()
     table["outcome"] = 5
     assert episode_runs(Fragments([table]), alive=False)["outcome"].tolist() == ["closed"]
 
@@ -203,7 +206,7 @@ def test_steps_that_follow_a_full_chunk_are_written_in_time(tmp_path: Path) -> N
     while time.monotonic() < deadline:  # each chunk delays the timed flush
         env.step(0)
         steps += 1
-    wait_for(lambda: open_trace(tmp_path).readers[0].fragments["steps"].sum() == steps)
+    wait_for(lambda: index_of(open_trace(tmp_path)).readers[0].fragments["steps"].sum() == steps)
     env.close()
 
 

@@ -19,6 +19,7 @@ from scripted_env import ImageEnv, Result, ScriptedEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.writer_reader import WriterReader
 
 
@@ -91,7 +92,7 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
 def test_iterating_reads_each_column_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [10] * 30, flush_after=25)
     trace = open_trace(tmp_path)
-    chunks = trace.readers[0].chunk_count
+    chunks = index_of(trace).readers[0].chunk_count
     assert chunks > 4
     read = watched_chunks(monkeypatch)
     assert sum(len(episode) for episode in trace) == 300
@@ -180,7 +181,7 @@ def test_empty_slices_have_the_observation_of_their_place(tmp_path: Path) -> Non
 def test_an_episode_is_joined_over_many_chunks(tmp_path: Path) -> None:
     record_lengths(tmp_path, [100, 3, 250], flush_after=7)
     trace = open_trace(tmp_path)
-    assert trace.readers[0].chunk_count > 40
+    assert index_of(trace).readers[0].chunk_count > 40
     check_counts(trace, [100, 3, 250])
     assert [counts_of(trace[i]) for i in (2, 0)] == [list(range(251)), list(range(101))]
     assert trace[2].rewards.tolist() == list(range(1, 251))
@@ -383,7 +384,7 @@ def test_writers_share_a_trace_and_keep_their_own(tmp_path: Path) -> None:
     ]
     assert [(trace[i].writer, len(trace[i])) for i in (4, 2, 0)] == [("d", 5), ("b", 3), ("a", 1)]
     assert [e.index for e in trace.scan(episodes=[1, 3])] == [1, 3]
-    assert trace.writer_of(0).metadata == {"run": 1}
+    assert index_of(trace).locate(0)[0].metadata == {"run": 1}
 
 
 # -- what is on disk ---------------------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ def test_readers_change_nothing_on_disk(tmp_path: Path) -> None:
 
 def damage(directory: Path, chunk: int = 2) -> Path:
     """Flip a byte in a chunk of the only batch, and return its path."""
-    offset = int(open_trace(directory).readers[0].batches[0].chunks["offset"][chunk])
+    offset = int(index_of(open_trace(directory)).readers[0].batches[0].chunks["offset"][chunk])
     (batch,) = directory.glob("*.gtb")
     flip(batch, offset + 70, mask=0xFF)
     return batch

@@ -19,6 +19,7 @@ from gym_trace.data.schema import WriterSchema
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.format.batch_reader import Damage
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import KEPT, LEFT_OUT, OMITTED, REPEATED, Scan, StepRuns
 from gym_trace.playback.trace import Trace
 
@@ -80,9 +81,9 @@ def same(found: dict[Key, Any], wanted: dict[Key, Any]) -> bool:
 )
 def test_a_scan_gives_the_steps_of_each_episode(directory: Path, order: str) -> None:
     trace = open_trace(directory)
-    assert same(runs_of(Scan(trace.content, COLUMNS, order=order)), expected(trace))
+    assert same(runs_of(Scan(index_of(trace), COLUMNS, order=order)), expected(trace))
     some = np.arange(0, len(trace), 2)
-    blocks = Scan(trace.content, COLUMNS, some, order=order, overlap=True)
+    blocks = Scan(index_of(trace), COLUMNS, some, order=order, overlap=True)
     assert same(runs_of(blocks), expected(trace.scan(episodes=some)))
 
 
@@ -91,14 +92,14 @@ def test_leaves_can_be_scanned_alone(tmp_path: Path, order: str) -> None:
     record_nested(tmp_path)
     trace = open_trace(tmp_path)
     paths = ("observations", "image"), ("observations", "pair", 1)
-    found = runs_of(Scan(trace.content, paths, order=order))
+    found = runs_of(Scan(index_of(trace), paths, order=order))
     whole = expected(trace)
     assert same(found, {key: {path: rows[path] for path in (*paths, "steps")} for key, rows in whole.items()})
 
 
 def test_order_episode_follows_the_indices_that_are_given(tmp_path: Path) -> None:
     record_lengths(tmp_path, [3, 0, 7, 2, 5], flush_after=4)
-    content = open_trace(tmp_path).content
+    content = index_of(open_trace(tmp_path))
     wanted = np.array([4, 1, 0, 4, 2])
     runs = [run for block in Scan(content, {"rewards"}, wanted, order="episode") for run in block.each()]
     assert [int(run.episode[0]) for run in runs] == wanted.tolist()
@@ -128,9 +129,9 @@ def damaged(directory: Path) -> Trace:
 def test_damage_loses_its_steps_and_the_one_after_it(tmp_path: Path, order: str, overlap: bool) -> None:
     trace = damaged(tmp_path)
     with pytest.raises(CorruptTrace):
-        list(Scan(trace.content, COLUMNS, order=order))
+        list(Scan(index_of(trace), COLUMNS, order=order))
     damage: list[Damage] = []
-    found = runs_of(Scan(trace.content, COLUMNS, order=order, overlap=overlap, on_damage=damage.append))
+    found = runs_of(Scan(index_of(trace), COLUMNS, order=order, overlap=overlap, on_damage=damage.append))
     wanted = expected(trace.scan(columns=COLUMNS, on_damage="skip"))
     assert same({k: v for k, v in found.items() if v["steps"]}, {k: v for k, v in wanted.items() if v["steps"]})
     assert len(damage) == 2
@@ -161,7 +162,7 @@ def test_unknown_final_observations_become_what_is_asked_for(tmp_path: Path, ord
     if order == "episode" and finals == OMITTED:
         return
     import_trace(tmp_path / "source", tmp_path / "t", format=UnknownFinal(end))
-    content = open_trace(tmp_path / "t").content
+    content = index_of(open_trace(tmp_path / "t"))
     [run] = Scan(content, COLUMNS, order=order, finals=finals)
     steps = 2 if finals == LEFT_OUT and end == "truncated" else 3
     assert run.size == steps
@@ -188,7 +189,7 @@ def test_steps_of_the_branched_episode_can_be_left_out(
     record_lengths(tmp_path, [2, 4, 9], flush_after=3)
     trace = open_trace(tmp_path)
     monkeypatch.setattr(WriterSchema, "prefix", 4)
-    found = runs_of(Scan(trace.content, COLUMNS, order=order, prefix=False))
+    found = runs_of(Scan(index_of(trace), COLUMNS, order=order, prefix=False))
     assert {key: rows["steps"] for key, rows in found.items() if rows["steps"]} == {(2, 4): [4, 5, 6, 7, 8]}
     assert len(found[2, 4]["observations",]) == 6
 
@@ -200,7 +201,7 @@ def test_columns_come_in_one_order_however_episodes_are_read(tmp_path: Path) -> 
             for _ in range(3):
                 env.annotate(b=1, a=2)
                 env.step(0)
-    content, columns = open_trace(tmp_path).content, {*COLUMNS, "infos", "annotations"}
+    content, columns = index_of(open_trace(tmp_path)), {*COLUMNS, "infos", "annotations"}
     together, *_ = Scan(content, columns, order="episode")
     alone, *_ = Scan(content, columns, np.array([0]), order="episode")
     assert list(together.columns) == list(alone.columns)

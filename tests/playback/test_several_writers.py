@@ -18,15 +18,13 @@ def two_environments(directory: Path) -> None:
     record_lengths(directory, [3, 1], env=ImageEnv(10**6), uid="b", on_exist="append", metadata={"run": 1})
 
 
-def test_the_writer_of_an_episode_says_what_was_recorded(tmp_path: Path) -> None:
+def test_a_view_of_one_episode_has_what_its_writer_recorded(tmp_path: Path) -> None:
     two_environments(tmp_path)
     trace = open_trace(tmp_path)
-    assert [trace.writer_of(i).writer for i in (0, 1, -1)] == ["a", "b", "b"]
-    assert trace.writer_of(0).observation_space == CountingEnv().observation_space
-    assert trace.writer_of(1).observation_space == ImageEnv().observation_space
-    assert trace.writer_of(1).env_spec["class"].endswith("ImageEnv")
-    with pytest.raises(IndexError):
-        trace.writer_of(3)
+    assert [trace[[i]].writers for i in (0, 1, -1)] == [["a"], ["b"], ["b"]]
+    assert trace[[0]].observation_space == CountingEnv().observation_space
+    assert trace[[1]].observation_space == ImageEnv().observation_space
+    assert trace[[1]].env_spec["class"].endswith("ImageEnv")
 
 
 def test_a_trace_says_what_all_writers_with_episodes_agree_on_and_no_more(tmp_path: Path) -> None:

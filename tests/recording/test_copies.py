@@ -21,6 +21,7 @@ from runs import acted, in_a_child, play, recorder_of, warned
 from scripted_env import CountingEnv, ImageEnv, bits, small_blocks
 
 from gym_trace import Episode, TraceRecordingWrapper, TraceWriter, check_trace, open_trace
+from gym_trace.playback.episode_index import index_of
 
 WARNING = "copy: a copied or forked recorder records from its next episode on; call reset() or begin()"
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -93,7 +94,7 @@ def test_a_copy_records_from_its_next_reset_on_and_says_so_once(tmp_path: Path, 
     lanes = KINDS[kind] or 1
     assert [part.actions.size for part in original] == ([1, 1] if kind == "filtered" else [3] * lanes)
     assert [(part.first_step, len(part), part.outcome) for part in copies] == [(0, 1, "closed")] * lanes
-    (reader,) = (reader for reader in open_trace(tmp_path).readers if reader.writer != "original")
+    (reader,) = (reader for reader in index_of(open_trace(tmp_path)).readers if reader.writer != "original")
     assert reader.schema["forked_from" if copied == "fork" else "copied_from"] == "original"
 
 

@@ -27,6 +27,7 @@ from crash_runs import FAILED, HELPERS, Crash, CrashServer, small_memory
 from gymnasium import vector
 
 from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace.playback.episode_index import index_of
 
 ROUNDS = 5 if LONG else 1
 
@@ -231,7 +232,7 @@ def _of_workers(directory: Path, diaries: Path) -> StepCounts:
 
 
 def _pid(trace: Trace, index: int) -> str:
-    return str(trace.writer_of(index).schema["pid"])
+    return str(index_of(trace).locate(index)[0].schema["pid"])
 
 
 def test_the_crash_report_detects_lost_and_wrong_steps(crash_server: CrashServer, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from scripted_env import CountingEnv, ImageEnv, Result, ScriptedEnv, bits, image
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import InvalidOption
 from gym_trace.format.ring.row_slab import RowSlab
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.filters import RewardClasses
 
 
@@ -66,7 +67,7 @@ def test_a_filtered_episode_leaves_nothing(tmp_path: Path) -> None:
     record(CountingEnv(), tmp_path, [3, 2, 5, 0, 1], episode_filter=lambda episode: episode in (1, 4))
     trace = open_trace(tmp_path)
     assert [(e.episode_id, e.index, len(e), e.outcome) for e in trace] == [(1, 0, 2, "cut"), (4, 1, 1, "closed")]
-    assert set(trace.readers[0].fragments["episode"].tolist()) == {1, 4}
+    assert set(index_of(trace).readers[0].fragments["episode"].tolist()) == {1, 4}
     assert closed_line(tmp_path)["steps"] == 3
 
 

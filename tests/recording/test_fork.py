@@ -23,6 +23,7 @@ import gym_trace
 from gym_trace import check_trace, open_trace
 from gym_trace.format.ring.lanes.slab import LaneSlab
 from gym_trace.format.ring.row_slab import RowSlab
+from gym_trace.playback.episode_index import index_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -264,7 +265,7 @@ sys.stdin.read()
 
 
 def _steps_on_disk(directory: Path) -> int:
-    return sum(int(writer.fragments["steps"].sum()) for writer in open_trace(directory).readers)
+    return sum(int(writer.fragments["steps"].sum()) for writer in index_of(open_trace(directory)).readers)
 
 
 # -- ends of processes ------------------------------------------------------------------------------------------------

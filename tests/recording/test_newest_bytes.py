@@ -20,6 +20,7 @@ from scripted_env import Result, ToyEnv
 from gym_trace import TraceWriter, check_trace, open_trace, repair_trace
 from gym_trace.edit import compact, filter
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording import newest
 from gym_trace.storage.local import LocalAppender, LocalStorage
 from gym_trace.tools.statistics.describe import describe
@@ -295,7 +296,7 @@ def test_edits_and_repairs_leave_no_trace_of_dropped_episodes(tmp_path: Path) ->
     record_known(tmp_path / "t", 120)
     known = check_known(tmp_path / "t", 120)
     trace = open_trace(tmp_path / "t")
-    hidden = sum(int(reader.start_dropped.sum()) for reader in trace.readers)
+    hidden = sum(int(reader.start_dropped.sum()) for reader in index_of(trace).readers)
     assert hidden > 0
     compact(tmp_path / "t", tmp_path / "compact")
     filter(trace, tmp_path / "filtered")
@@ -303,8 +304,8 @@ def test_edits_and_repairs_leave_no_trace_of_dropped_episodes(tmp_path: Path) ->
     repair_trace(tmp_path / "t", tmp_path / "repaired")
     for name in ("compact", "filtered", "repaired"):
         assert check_known(tmp_path / name, 120) == known
-    assert not any(reader.start_dropped.any() for reader in open_trace(tmp_path / "compact").readers)
-    assert not any(reader.start_dropped.any() for reader in open_trace(tmp_path / "filtered").readers)
+    assert not any(reader.start_dropped.any() for reader in index_of(open_trace(tmp_path / "compact")).readers)
+    assert not any(reader.start_dropped.any() for reader in index_of(open_trace(tmp_path / "filtered")).readers)
     assert [it.episode_id for it in open_trace(tmp_path / "first")] == known[:1]
     compact(tmp_path / "t", in_place=True)
     assert check_known(tmp_path / "t", 120) == known

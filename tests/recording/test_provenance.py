@@ -20,6 +20,7 @@ from worker_episodes import whole_episodes
 import gym_trace
 from gym_trace import collect, open_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording import provenance
 from gym_trace.training.proof.anchors import GIT_NOTE, check_anchor, write_anchor
 from gym_trace.training.proof.chain import Chain
@@ -44,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def said_of(directory: Path | str) -> Any:
 
-    first, *others = (writer.schema["provenance"] for writer in open_trace(directory).readers)
+    first, *others = (writer.schema["provenance"] for writer in index_of(open_trace(directory)).readers)
     assert all(other == first for other in others)
     return first
 

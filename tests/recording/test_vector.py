@@ -32,6 +32,7 @@ from scripted_env import CountingEnv, bits
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import RecordingError, TraceExists, UnstorableValue
 from gym_trace.format import wire
+from gym_trace.playback.episode_index import index_of
 
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
 
@@ -427,7 +428,7 @@ def test_lanes_of_small_rows_are_stored_in_groups_of_similar_sizes(
     for _ in range(30):
         wrapped.step(np.zeros(8, np.int64))
     wrapped.close()
-    (reader,) = open_trace(tmp_path).readers
+    (reader,) = index_of(open_trace(tmp_path)).readers
     lanes = [sorted(set(block.table["lane"].tolist())) for block in reader.blocks()]
     assert [len(some) for some in lanes] == groups
     assert [lane for some in lanes for lane in some] == list(range(8))

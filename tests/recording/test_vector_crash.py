@@ -39,6 +39,7 @@ from scripted_env import bits
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.background import SlabWriter
 
 # -- killed -----------------------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ def test_a_run_killed_between_the_chunks_of_a_slab_loses_no_step(tmp_path: Path,
     answered = int(ended.stdout.splitlines()[-1])
     trace = open_trace(tmp_path / "t")
     assert check_trace(tmp_path / "t").damages == []
-    (reader,) = trace.readers
+    (reader,) = index_of(trace).readers
     assert len(set(reader.batches[0].fragments["lane"].tolist())) == min(3, last)
     for lane, length in enumerate((3, 4, 50)):
         parts = [part for part in trace if part.lane == lane]

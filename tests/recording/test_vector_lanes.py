@@ -30,6 +30,7 @@ from numbered_lanes import (
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace, verify_trace
 from gym_trace.errors import InvalidOption
 from gym_trace.format.ring.lanes import layout as ring_layout
+from gym_trace.playback.episode_index import index_of
 
 
 def parts_by_lane(trace: Any, lanes: list[int]) -> list[list[dict[str, Any]]]:
@@ -251,7 +252,7 @@ def test_a_killed_run_keeps_its_lane_numbers_and_pending_actions(tmp_path: Path)
     for name in ("t", "repaired"):
         trace = open_trace(tmp_path / name)
         assert [(episode.lane, episode.actions.tolist()) for episode in trace] == [(0, [0, 1]), (2, [2, 3])]
-        pending = [(one.lane, one.step, one.leaves[0]) for reader in trace.readers for one in reader.pending]
+        pending = [(one.lane, one.step, one.leaves[0]) for reader in index_of(trace).readers for one in reader.pending]
         assert pending == [(0, 2, 2), (2, 2, 4)]
 
 

@@ -19,6 +19,7 @@ from scripted_env import small_blocks
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, open_trace, verify_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceExists, UnstorableValue
+from gym_trace.playback.episode_index import index_of
 
 ZERO, ONE = np.zeros(2, np.float32), np.ones(2, np.float32)
 
@@ -83,7 +84,7 @@ def test_a_space_that_is_not_given_is_inferred_from_the_first_value(tmp_path: Pa
     assert warned(record) == []
     trace = open_trace(tmp_path)
     assert trace.observation_space == trace.action_space == space
-    assert trace.writer_of(0).schema["recorder"]["inferred"] == ["observation_space", "action_space"]
+    assert index_of(trace).locate(0)[0].schema["recorder"]["inferred"] == ["observation_space", "action_space"]
 
 
 @pytest.mark.parametrize("value", ["text", ["a", 1], None, {}, (), b"bytes", {1.5: 2}, 1 << 70, np.complex64(1j)])
@@ -272,7 +273,7 @@ def test_lanes_step_on_their_own_time_in_threads(tmp_path: Path) -> None:
     trace = open_trace(tmp_path)
     assert sorted((e.lane, len(e)) for e in trace) == [(lane, 50 * (lane + 1)) for lane in range(4) for _ in range(3)]
     assert all((e.observations[:, 0] == e.lane).all() for e in trace)
-    assert {trace.writer_of(i).writer for i in range(12)} == {f"robots-lane{lane}" for lane in range(4)}
+    assert {index_of(trace).locate(i)[0].writer for i in range(12)} == {f"robots-lane{lane}" for lane in range(4)}
 
 
 def test_filters_choose_episodes_and_steps(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_without_an_environment_a_replay_says_what_to_pass(tmp_path: Path) -> No
             begun(writer)
         with pytest.raises(EnvironmentUnavailable, match=r"recorded with TraceWriter.*--make MODULE:FUNCTION"):
             list(verify_trace(tmp_path / str(number)))
-    described = [open_trace(tmp_path / str(number)).writer_of(0).schema["environment"] for number in range(3)]
+    described = [index_of(open_trace(tmp_path / str(number))).locate(0)[0].schema["environment"] for number in range(3)]
     assert [one["id"] for one in described] == [None, "my/Robot-v0", "robot"]
     assert described[2]["facts"] == {"id": "robot", "firmware": [1, 2]}
 

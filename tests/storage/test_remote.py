@@ -28,6 +28,7 @@ import gym_trace
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, summarize
 from gym_trace.errors import InvalidOption, RemoteError, TraceError, TraceNotFound
 from gym_trace.format.directory import _KINDS, kind_of
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import ReadStorage
@@ -262,7 +263,7 @@ def test_credentials_in_a_url_are_not_shown(tmp_path: Path, web: Web) -> None:
     url = served(tmp_path / "t", web).replace("//", "//me:hush@") + "?signature=hush"
     trace = open_trace(url)
     assert len(trace) == 2
-    assert "hush" not in f"{trace!r} {trace.directory} {trace.readers[0].files.where}"
+    assert "hush" not in f"{trace!r} {trace.directory} {index_of(trace).readers[0].files.where}"
     with pytest.raises(TraceNotFound) as raised:
         open_trace(url.replace("/t?", "/u?"))
     assert "hush" not in str(raised.value)

@@ -20,6 +20,7 @@ from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, audit, branch, edit, open_trace, remake, verify_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, RecordingError, TraceExists
+from gym_trace.playback.episode_index import index_of
 
 
 class Cart(ToyEnv):
@@ -187,7 +188,7 @@ def test_the_lanes_of_a_vector_environment_become_single_episodes(tmp_path: Path
     report = remake(tmp_path / "trace", tmp_path / "new", make_env=Cart)
     old, new = open_trace(tmp_path / "trace"), open_trace(tmp_path / "new")
     assert report.same == len(old) > 4
-    assert [origin["lane"] for origin in map(made_from, new.readers)] == [0, 1]
+    assert [origin["lane"] for origin in map(made_from, index_of(new).readers)] == [0, 1]
     by_lane = [episode for lane in range(2) for episode in old if episode.lane == lane]
     assert [episode.rewards.tolist() for episode in new] == [episode.rewards.tolist() for episode in by_lane]
 
@@ -393,6 +394,6 @@ def test_differences_end_the_command_with_3(cartpole: Path, tmp_path: Path) -> N
 def test_a_named_environment_is_stored_for_verify(cartpole: Path, tmp_path: Path) -> None:
     making = ("--make", "gymnasium.envs.classic_control.cartpole:CartPoleEnv", "--env-arg", "sutton_barto_reward=true")
     run("remake", cartpole, "-o", tmp_path / "new", *making)
-    environment = open_trace(tmp_path / "new").readers[0].about.environment
+    environment = index_of(open_trace(tmp_path / "new")).readers[0].about.environment
     assert environment["factory"]["id"] == making[1]
     assert "3 identical, bit for bit" in run("verify", tmp_path / "new", "--trust").output

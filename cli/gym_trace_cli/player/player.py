@@ -207,7 +207,7 @@ class Player:
 
     def _title(self) -> str:
         episode = self._trace[self._index]
-        described = self._trace.writer_of(self._index).about.environment
+        described = self._trace[[self._index]].env_spec
         name = described.get("id") or str(described.get("class")).rpartition(".")[2]
         several = f" ({self._position + 1:,} of {len(self._chosen):,})" if len(self._chosen) > 1 else ""
         seed = "" if episode.seed is None else f"  seed {key_text(episode.seed)}"

@@ -20,6 +20,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.manifest import json_of
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 
@@ -37,7 +38,7 @@ _MOST_TEXT = 64 << 20  # characters
 
 def about(trace: Trace) -> str:
     """Return the text of a trace: its facts, and the schemas of its writers. Raises CorruptTrace."""
-    writers = {reader.writer: tagged(_schema(reader.schema)) for reader in trace.readers}
+    writers = {reader.writer: tagged(_schema(reader.schema)) for reader in index_of(trace).readers}
     return json_text({"version": _VERSION, "gym_trace": __version__, "writers": writers, "facts": tagged(trace.facts)})
 
 
@@ -73,7 +74,7 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
 
 def identities(trace: Trace, indices: Array, is_part: Array) -> list[str]:
     """Return identity() of many episodes, mostly from tables, which is faster. is_part: (all episodes,) bool."""
-    table, rows, readers = trace.episodes[indices], trace.rows[indices], trace.readers
+    table, rows, readers = trace.episodes[indices], index_of(trace).rows[indices], index_of(trace).readers
     writers, outcomes = table["writer"].tolist(), table["outcome"].tolist()
     heads = {
         (writer, outcome): json_text({"writer": readers[writer].writer, "outcome": outcome})[:-1]
@@ -84,7 +85,7 @@ def identities(trace: Trace, indices: Array, is_part: Array) -> list[str]:
     numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
     texts = []
     for index, writer, outcome, part, has_final, ended, start, *values in zip(
-        indices.tolist(), writers, outcomes, parts, finals, ends, trace.content.starts_of(indices), *numbers
+        indices.tolist(), writers, outcomes, parts, finals, ends, index_of(trace).starts_of(indices), *numbers
     ):
         if ended is None or (has_pending[writer] and outcome == "lost"):
             texts.append(identity(trace[index], trace.episodes[index], part))
@@ -128,7 +129,7 @@ def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | Non
     """
     ends: list[list[bool] | None] = [None] * len(rows)
     for number in np.unique(writers).tolist():
-        mine, reader = np.flatnonzero(writers == number), trace.readers[number]
+        mine, reader = np.flatnonzero(writers == number), index_of(trace).readers[number]
         parts, own = reader.parts, rows[mine]
         begin, end = parts.first[own.min()], parts.first[own.max() + 1]
         flags = reader.fragments.flags[parts.fragments[begin:end]]

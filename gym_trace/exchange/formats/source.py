@@ -25,7 +25,7 @@ from gym_trace.exchange.formats.steps.windows import (
 from gym_trace.format import wire
 from gym_trace.playback.column_selection import select_columns
 from gym_trace.playback.episode_columns import repeated_steps
-from gym_trace.playback.episode_index import finished_view, readers_with_episodes
+from gym_trace.playback.episode_index import finished_view, index_of, readers_with_episodes, whole_of, writer_agreed_on
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, REPEATED, Scan
 from gym_trace.playback.trace import Trace
@@ -57,9 +57,11 @@ class ExportSource:
         self.finals, self._keeps_branch_prefix = finals, keeps_branch_prefix
         self.trace = finished_view(trace)
         self.running = len(trace) - len(self.trace)
-        self._agreed = [self.trace.writer_agreed_on(name) for name in ("observation_space", "action_space")]
+        self._agreed = [writer_agreed_on(self.trace, name) for name in ("observation_space", "action_space")]
         self.layouts: Layouts = self._agreed[0].layouts
-        self.branch_prefix = repeated_steps(self.trace.content, self.trace.readers) * (not keeps_branch_prefix)
+        self.branch_prefix = repeated_steps(index_of(self.trace), index_of(self.trace).readers) * (
+            not keeps_branch_prefix
+        )
         self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
         self._identities: tuple[int, list[str]] = -1, []  # index of an episode; identities from this episode on
@@ -86,11 +88,11 @@ class ExportSource:
     @cached_property
     def _is_terminated(self) -> Array:
         """Return (episodes,) bool: the terminated flag of the last step of each."""
-        writers, rows = self.trace.content["writer"], self.trace.rows
+        writers, rows = index_of(self.trace)["writer"], index_of(self.trace).rows
         found = np.zeros(len(writers), np.bool_)
         for number in np.unique(writers).tolist():
             mine = writers == number
-            found[mine] = is_terminated(self.trace.readers[number], rows[mine])
+            found[mine] = is_terminated(index_of(self.trace).readers[number], rows[mine])
         return found
 
     def lost_branch_prefix(self) -> str:
@@ -106,7 +108,7 @@ class ExportSource:
 
     def unknown_finals(self) -> str:
         """Describe the loss by unknown final observations; "" without any, or if the format can mark them."""
-        unknown = ~self.trace.content["has_final_observation"] & (self.trace.content["steps"] > 0)
+        unknown = ~index_of(self.trace)["has_final_observation"] & (index_of(self.trace)["steps"] > 0)
         if self.finals == KEPT or not unknown.any():
             return ""
         count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
@@ -150,7 +152,7 @@ class ExportSource:
     def identity(self, episode: Episode) -> str:
         """Return JSON text, from which an import restores the metadata of an episode. Raises CorruptTrace."""
         index = episode.index
-        if len(episode) != self.trace.content["steps"][index]:
+        if len(episode) != index_of(self.trace)["steps"][index]:
             return identity.identity(episode, self.episodes[index], bool(self.is_part[index]))
         begin = index - index % _IDENTITIES_AT_ONCE
         if self._identities[0] != begin:
@@ -160,7 +162,7 @@ class ExportSource:
 
     def identities(self, indices: Array) -> list[str]:
         """Return identity() of the episodes at these indices, faster. Raises CorruptTrace."""
-        if (self.episodes["steps"][indices] != self.trace.content["steps"][indices]).any():
+        if (self.episodes["steps"][indices] != index_of(self.trace)["steps"][indices]).any():
             cuts = self.finals, self._keeps_branch_prefix
             episodes = (exported_episode(self.trace, self.trace[index], *cuts) for index in indices.tolist())
             return [self.identity(episode) for episode in episodes]
@@ -171,11 +173,11 @@ class ExportSource:
     @cached_property
     def is_part(self) -> Array:
         """Return (episodes,) bool: True for parts of episodes, whose other steps were filtered out."""
-        whole = self.trace.whole.content
+        whole = index_of(whole_of(self.trace))
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
         _, key_indices, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         is_part = (whole["first_step"] > 0) | (counts[key_indices.reshape(-1)] > 1)
-        exported: Array = is_part[self.trace.chosen] | (self.branch_prefix > 0)
+        exported: Array = is_part[index_of(self.trace).whole_indices] | (self.branch_prefix > 0)
         return exported
 
     @cached_property
@@ -197,8 +199,8 @@ class ExportSource:
 
     def has_flags_within(self) -> bool:
         """Return True if a step before the last one of an episode is terminated or truncated."""
-        writers, rows_of = self.trace.content["writer"], self.trace.rows
-        for number, reader in enumerate(self.trace.readers):
+        writers, rows_of = index_of(self.trace)["writer"], index_of(self.trace).rows
+        for number, reader in enumerate(index_of(self.trace).readers):
             parts, chosen = reader.parts, np.zeros(len(reader.parts), np.bool_)
             chosen[rows_of[writers == number]] = True
             last = np.zeros(len(parts.fragments), np.bool_)
@@ -235,7 +237,7 @@ class ExportSource:
     def runs(self, *columns: str) -> Scan:
         """Return a Scan of the steps, with many episodes per block; the caller must call advance()."""
         selected = select_columns(self.trace, columns or None).columns
-        return Scan(self.trace.content, selected, order=EPISODE, finals=self.finals, prefix=self._keeps_branch_prefix)
+        return Scan(index_of(self.trace), selected, order=EPISODE, finals=self.finals, prefix=self._keeps_branch_prefix)
 
     def scan(self) -> Iterator[tuple[Episode, Any]]:
         """Yield whole episodes with all columns, and their observations. Raises CorruptTrace."""

@@ -16,7 +16,7 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.playback.sampling.items import Batch, Items
 from gym_trace.playback.sampling.permutation import SumTree
 from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned
@@ -158,13 +158,13 @@ class Batches:
         return made
 
     def _nothing(self) -> InvalidOption:
-        problem = "no episode is long enough" if len(self.trace.content) else "the trace or view has no episodes"
+        problem = "no episode is long enough" if len(index_of(self.trace)) else "the trace or view has no episodes"
         return InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
 
     def _set_weights(self, made: Items) -> None:
         weights = self._order.weights
         if weights is not None and (self._tree is None or self._tree.items != made.items):
-            self._tree = SumTree(made.weights(weights, self.trace.content["steps"]))
+            self._tree = SumTree(made.weights(weights, index_of(self.trace)["steps"]))
 
     @property
     def has_goals(self) -> bool:

@@ -18,7 +18,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.moments import RunningMoments
 from gym_trace.data.schema import Layouts
 from gym_trace.data.values import Array
-from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes
+from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes, index_of, whole_of
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.sampling.rows import agreed_layouts, chosen_row_types
 from gym_trace.playback.sampling.store import CACHE_KEY, Known, default_root, identified
@@ -50,7 +50,7 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
 
     Raises CorruptTrace, and TraceError if the writers have different spaces.
     """
-    layouts, content = agreed_layouts(trace), trace.content
+    layouts, content = agreed_layouts(trace), index_of(trace)
     row_type_of = chosen_row_types(row_types(trace), roots)
     numeric = {
         path: row_type
@@ -61,10 +61,10 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
         [_VERSION, str(trace.directory), [[[*path], *row_type[:2]] for path, row_type in numeric.items()]], default=str
     )
     file = default_root() / hashlib.sha256(described.encode()).hexdigest()[:32] / _FILE
-    episodes = identified(content, trace.readers, content["steps"])
+    episodes = identified(content, index_of(trace).readers, content["steps"])
     is_finished = content["outcome"] != "running"
     known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _empty(row_type) for path, row_type in numeric.items()}
-    is_whole = trace.whole is trace
+    is_whole = whole_of(trace) is trace
     if is_whole:
         known, sums = _found(file, episodes[is_finished], known, sums)
     is_new = known.positions(episodes) < 0

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, whole_of, writer_agreed_on
 from gym_trace.playback.sampling.batches import CACHES, Batches, Make, Order, check_positive
 from gym_trace.playback.sampling.items import Hindsight, Trajectories, Transitions, Windows
 from gym_trace.playback.sampling.rows import DecodePlan, planned
@@ -44,7 +44,7 @@ def transitions(trace: RecordedEpisodes, n_steps: int, gamma: float, n_frames: i
         raise InvalidOption(f'goals={goals!r}: pass Hindsight("future", reward_fn)')
     if n_steps > 1 or n_frames > 1:
         raise InvalidOption("goals: need single steps; pass n_steps=1 and n_frames=1")
-    goals.check(trace.writer_agreed_on("observation_space").layouts.observations)
+    goals.check(writer_agreed_on(trace, "observation_space").layouts.observations)
     return made, None
 
 
@@ -56,7 +56,7 @@ def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDama
     cache, (make, margins) = order.cache, kind
     on_damage = report if order.on_damage == "skip" else None
     if order.follow is not None:
-        if trace.whole is not trace:
+        if whole_of(trace) is not trace:
             raise InvalidOption("follow: views do not grow; follow the whole trace")
         return Batches(trace, order, make, Growing(order.most_steps).rows, None, on_damage)
     trace = copy(trace)  # a refresh by the caller does not change the copy

@@ -17,7 +17,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.episode_columns import repeated_steps
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of, writer_agreed_on
 from gym_trace.playback.episode_scan import readable_parts
 from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.row_types import RowType, row_types
@@ -96,13 +96,13 @@ class DecodePlan:
         """
         self.layouts = agreed_layouts(trace)
         self.directory = trace.directory
-        for damage in (damage for reader in trace.readers for damage in reader.damage):
+        for damage in (damage for reader in index_of(trace).readers for damage in reader.damage):
             if on_damage is None:
                 raise damage.error()
             on_damage(damage)
         skip = on_damage is not None
         self.row_types = chosen_row_types(row_types(trace, skip), roots)
-        content = trace.content
+        content = index_of(trace)
         # Episode index and first step of each part around damage; None without damage.
         self._parts: tuple[Array, Array] | None = None
         if on_damage is not None:
@@ -240,8 +240,8 @@ class DecodePlan:
 
 def agreed_layouts(trace: RecordedEpisodes) -> Layouts:
     """Return the layouts of observations and actions. Raises TraceError if the writers have different spaces."""
-    layouts = trace.writer_agreed_on("observation_space").layouts
-    trace.writer_agreed_on("action_space")
+    layouts = writer_agreed_on(trace, "observation_space").layouts
+    writer_agreed_on(trace, "action_space")
     return layouts
 
 

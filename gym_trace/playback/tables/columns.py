@@ -15,7 +15,7 @@ import pyarrow as pa
 from gym_trace.data.json_values import NUMBERS, json_text, tagged
 from gym_trace.data.layout import Branch, Layout, Path
 from gym_trace.data.values import Array, dtype_from, is_utf8
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.playback.row_types import row_types
 from gym_trace.playback.scan import EPISODE, Scan
 
@@ -211,7 +211,7 @@ def columns_of(trace: RecordedEpisodes) -> dict[Path, ArrowColumn]:
 def _kinds_in(trace: RecordedEpisodes, paths: list[Path]) -> dict[Path, set[_Kind]]:
     """Return the kinds of rows of some columns; type(None) if some are missing. Reads all of them."""
     found: dict[Path, set[_Kind]] = {path: set() for path in paths}
-    for block in Scan(trace.content, paths, order=EPISODE):
+    for block in Scan(index_of(trace), paths, order=EPISODE):
         for path, rows in block.columns.items():
             if path in found or path == path[:1]:
                 found.setdefault(path, set()).update(_kinds_of(rows))

@@ -20,7 +20,8 @@ from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_columns import episodes_where
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.playback.episode_table import finished
 from gym_trace.playback.scan import EPISODE, Scan
 from gym_trace.playback.tables.columns import JSON, ArrowColumn, columns_of
@@ -111,7 +112,7 @@ class TraceDataset(ds.Dataset):
         found = []
         for share in self._shares:
             trace = share.open()
-            for damage in chain.from_iterable(reader.damage for reader in trace.readers):
+            for damage in chain.from_iterable(reader.damage for reader in index_of(trace).readers):
                 raise damage.error()
             for indices in _alike(trace):
                 view = trace if len(indices) == len(trace) else trace[indices]
@@ -237,7 +238,7 @@ class _Reader:
         """Yield these columns of the rows where both conditions hold. Raises InvalidOption, CorruptTrace."""
         indices = np.arange(len(self._trace))
         if where is not None and not self._is_steps:
-            indices, where = np.sort(self._trace.find_episodes(where)), None
+            indices, where = np.sort(episodes_where(self._trace, where)), None
         if where is None and expression is None:
             yield from self._rows(names, indices)
             return
@@ -255,7 +256,7 @@ class _Reader:
         return int(self._steps(indices).sum()) if self._is_steps else len(indices)
 
     def _steps(self, indices: Array) -> Array:
-        steps: Array = self._trace.content["steps"][indices]
+        steps: Array = index_of(self._trace)["steps"][indices]
         return steps
 
     def _groups(self, indices: Array) -> Iterator[Array]:
@@ -279,7 +280,7 @@ class _Reader:
         """Return True for each step of these episodes where a condition of find_steps holds."""
         view, steps = self._trace[indices], self._steps(indices)
         found = view.find_steps(where)
-        step = found[:, 1] - view.content["first_step"][found[:, 0]]
+        step = found[:, 1] - index_of(view)["first_step"][found[:, 0]]
         holds = np.zeros(int(steps.sum()), np.bool_)
         holds[(np.cumsum(steps) - steps)[found[:, 0]] + step] = True
         return holds
@@ -309,7 +310,7 @@ class _Reader:
         if not self._is_steps and not needs:
             yield from (batch(page, None) for page in self._groups(indices))
             return
-        for runs in Scan(self._trace.content, needs, indices, order=EPISODE):
+        for runs in Scan(index_of(self._trace), needs, indices, order=EPISODE):
             if not self._is_steps:
                 ended = runs.episode[runs.closes]
                 if len(ended):
@@ -320,11 +321,11 @@ class _Reader:
 
 def _alike(trace: RecordedEpisodes) -> list[Array]:
     """Return the indices of the finished episodes, one array per pair of spaces. Raises InvalidOption."""
-    ended, writers = np.flatnonzero(finished(trace.content)), trace.content["writer"]
-    if any(trace.readers[number].about.has_only_statistics for number in np.unique(writers[ended]).tolist()):
+    ended, writers = np.flatnonzero(finished(index_of(trace))), index_of(trace)["writer"]
+    if any(index_of(trace).readers[number].about.has_only_statistics for number in np.unique(writers[ended]).tolist()):
         raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
     groups: dict[bytes, list[int]] = {}
-    for number, reader in enumerate(trace.readers):
+    for number, reader in enumerate(index_of(trace).readers):
         spaces = [reader.schema.get(name) for name in ("observation_space", "action_space")]
         groups.setdefault(pack_lenient(spaces)[0], []).append(number)
     found = [ended if len(groups) == 1 else ended[np.isin(writers[ended], numbers)] for numbers in groups.values()]

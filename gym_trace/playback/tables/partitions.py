@@ -13,7 +13,7 @@ import pyarrow as pa
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.episode_index import RecordedEpisodes, finished_view
+from gym_trace.playback.episode_index import RecordedEpisodes, finished_view, index_of
 from gym_trace.playback.episode_table import finished
 from gym_trace.playback.tables.columns import ArrowColumn, columns_of
 from gym_trace.playback.tables.dataset import STEPS, Share, TraceDataset, share_of
@@ -61,11 +61,11 @@ def partitions_of(trace: RecordedEpisodes, count: int, handle_of: Callable[[Any]
     """Return the finished episodes of a trace in about equal parts; see Trace.partitions. Raises InvalidOption."""
     if count < 1:
         raise InvalidOption(f"partitions({count!r}): pass 1 or more")
-    is_finished = finished(trace.content)
+    is_finished = finished(index_of(trace))
     if not is_finished.any():
         return []
     columns = columns_of(finished_view(trace))
-    steps = np.where(is_finished, trace.content["steps"], 0)
+    steps = np.where(is_finished, index_of(trace)["steps"], 0)
     cuts = np.unique([0, *_cuts(trace, np.cumsum(steps), count).tolist(), len(trace)]).tolist()
     return [
         Partition(
@@ -88,9 +88,9 @@ def _cuts(trace: RecordedEpisodes, ends: Array, count: int) -> Array:
     """
     ideal: Array = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count) + 1
     ideal = ideal[ideal < len(ends)]
-    writers, rows = trace.content["writer"], trace.rows
+    writers, rows = index_of(trace)["writer"], index_of(trace).rows
     chunks = np.zeros(len(ends), np.int64)
-    for number, reader in enumerate(trace.readers):
+    for number, reader in enumerate(index_of(trace).readers):
         mine = np.flatnonzero(writers == number)
         chunks[mine] = np.searchsorted(reader.chunk_bounds, reader.parts.first_of(rows[mine]), side="right")
     begins = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1

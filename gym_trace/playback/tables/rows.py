@@ -13,7 +13,7 @@ import pyarrow as pa
 from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Layout, Path, put_together
 from gym_trace.data.values import Array, objects, row_of
-from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of, writer_agreed_on
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.tables.columns import NUMBER, ArrowColumn, list_of, table_column
 
@@ -57,7 +57,7 @@ class Tables:
         self._trace, self._columns, self._numbers = trace, columns, numbers
         self._episodes = trace.episodes if episodes is None else episodes
         self._taken: tuple[Any, Any] = (None, None)
-        self._layouts = trace.writer_agreed_on("observation_space").layouts
+        self._layouts = writer_agreed_on(trace, "observation_space").layouts
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
         self.steps = list(self._step_columns(has_next))
@@ -119,8 +119,8 @@ class Tables:
 
     def _episode_columns(self) -> Iterator[TableColumn]:
         whole, text = pa.int64(), pa.string()
-        readers = self._trace.readers
-        has_large_seeds = bool((self._trace.content["seed"] < -1).any())
+        readers = index_of(self._trace).readers
+        has_large_seeds = bool((index_of(self._trace)["seed"] < -1).any())
 
         def column(name: str, kind: pa.DataType, make: Callable[[Array], Any], nullable: bool = True) -> TableColumn:
             field = pa.field(name, kind, nullable=nullable)
@@ -179,14 +179,14 @@ class Tables:
 
     def _large_seeds(self, indices: Array) -> list[str | None]:
         seeds = self._seeds(indices)
-        large = [start.get("seed") for start in self._trace.content.starts_of(indices)]
+        large = [start.get("seed") for start in index_of(self._trace).starts_of(indices)]
         return [
             str(seed) if seed is not None else str(found) if isinstance(found, int) else None
             for seed, found in zip(seeds, large)
         ]
 
     def _options(self, indices: Array) -> list[str | None]:
-        options = [start.get("options") for start in self._trace.content.starts_of(indices)]
+        options = [start.get("options") for start in index_of(self._trace).starts_of(indices)]
         return [None if given is None else json_text(tagged(given)) for given in options]
 
 

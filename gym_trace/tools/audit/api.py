@@ -19,6 +19,7 @@ from gym_trace.envs.agents import JointEnv, is_of_agents
 from gym_trace.envs.make import call_factory
 from gym_trace.envs.seeding import episode_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError, raise_if_of_signal, warn
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import error_text
 from gym_trace.recording.processes.local import end_if_unguarded, portable
@@ -135,17 +136,17 @@ def _made_by_id(env_id: str, env_kwargs: dict[str, Any], **render_mode: Any) -> 
 
 
 def _of_trace(trace: Trace, episodes: int, steps: int, seed: int, making: Making) -> tuple[str, Make, list[Script]]:
-    chosen = set(trace.chosen.tolist())
-    for lane in lanes_of(trace.whole):
-        whole = [i for i, index in enumerate(lane.indices) if index in chosen and _is_playable(trace.whole[index])]
+    chosen = set(index_of(trace).whole_indices.tolist())
+    for lane in lanes_of(whole_of(trace)):
+        whole = [i for i, index in enumerate(lane.indices) if index in chosen and _is_playable(whole_of(trace)[index])]
         if not whole:
             continue
         if making.make_env is None and (reason := inseparable(lane.writer)):
             raise EnvironmentUnavailable(reason)
-        replay = LaneReplay(trace.whole, lane, partial(made_env, lane, making, None), Comparison(), making.trust)
+        replay = LaneReplay(whole_of(trace), lane, partial(made_env, lane, making, None), Comparison(), making.trust)
         scripts = []
         for position in whole[:episodes]:
-            episode = trace.whole[lane.indices[position]]
+            episode = whole_of(trace)[lane.indices[position]]
             own_seed = episode_seed(seed, position) if episode.seed is None else episode.seed
             scripts.append(Script(own_seed, min(len(episode), steps), episode.actions, replay.options(episode)))
         for damage in trace.damage[:1]:

@@ -20,6 +20,7 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.rewrite import ColumnEdits, SourceChunk
 from gym_trace.format.ring.chunk_builder import add_reward_sums
 from gym_trace.format.ring.segment import ColumnRows
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import error_text, shown
 from gym_trace.recording.provenance import policy_name
@@ -229,7 +230,7 @@ def _write(
 ) -> EditReport:
     """Write the edited trace. edits: descriptions for the metadata of each writer."""
     report = report_for(source, destination, in_place)
-    is_view = source.whole is not source
+    is_view = whole_of(source) is not source
     selections, report.running = selections_of(source, np.ones(len(source), np.bool_) if is_view else None)
 
     def with_edits(schema: dict[str, Any]) -> dict[str, Any]:
@@ -428,8 +429,8 @@ def _annotations(trace: Trace) -> list[str]:
 
 def _editable_paths(trace: Trace) -> set[ColumnPath]:
     """Return the paths of info and annotation columns."""
-    paths = {path for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
-    if any(reader.layouts.infos for reader in trace.readers if reader.chunk_count):
+    paths = {path for reader in index_of(trace).readers for batch in reader.read_batches for path in batch.totals}
+    if any(reader.layouts.infos for reader in index_of(trace).readers if reader.chunk_count):
         paths.add(("infos",))
     return {path for path in paths if path == ("infos",) or (path[0] == "annotations" and len(path) == 2)}
 

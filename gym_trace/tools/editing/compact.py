@@ -13,6 +13,7 @@ from gym_trace.data.packing import pack_lenient
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers, new_writer_id
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
@@ -62,7 +63,7 @@ def compact_trace(
     report = report_for(source, destination, in_place)
     selections = [
         Selection(source, reader, np.ones(len(reader.parts), np.bool_), np.full(len(reader.parts), -1))
-        for reader in source.readers
+        for reader in index_of(source).readers
     ]
     with edited(report, [source], in_place) as storage:
         existing = {files.writer for files in find_writers(storage)}
@@ -82,9 +83,9 @@ def compact_trace(
 
 def check_editable(trace: Trace, edit: str) -> None:
     """Raise InvalidOption for a view, and TraceError if a writer is still recording."""
-    if trace.whole is not trace:
+    if whole_of(trace) is not trace:
         raise InvalidOption(f"{edit}: views are not supported; filter into a new trace first")
-    for writer in trace.readers:
+    for writer in index_of(trace).readers:
         if writer.alive:
             raise TraceError(f"{writer.files.where}: this writer is still recording; {edit} after it has ended")
 

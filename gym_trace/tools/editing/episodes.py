@@ -15,6 +15,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.facts import write_facts
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.sampling.permutation import GOLDEN, mixed
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
@@ -181,7 +182,7 @@ def _parts_by_value(trace: Trace, by: str) -> tuple[list[str], Array]:
         of_episode = np.full(len(ended), -1)
         of_episode[ended] = part
         return outcomes.tolist(), of_episode
-    of_writer = trace.writers if by == "writer" else [reader.split for reader in trace.readers]
+    of_writer = trace.writers if by == "writer" else [reader.split for reader in index_of(trace).readers]
     values = list(dict.fromkeys(of_writer[number] for number in np.unique(table["writer"]).tolist()))
     if len(values) > _MOST_PARTS:
         raise InvalidOption(f"by={by!r}: there would be {len(values):,} parts; at most {_MOST_PARTS}")

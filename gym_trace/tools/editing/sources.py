@@ -15,6 +15,7 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import TraceError
 from gym_trace.format.rewrite import are_alike
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -37,7 +38,7 @@ TraceOrPath = Trace | str | os.PathLike[str]
 def opened(trace: TraceOrPath) -> Trace:
     """Open a trace. Raises TraceNotFound, and CorruptTrace if it is known to be damaged or incomplete."""
     found = as_trace(trace)
-    for reader in found.readers:
+    for reader in index_of(found).readers:
         for damage in reader.damage:
             raise damage.error()
     return found
@@ -48,15 +49,15 @@ def selections_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Selec
 
     chosen: (len(trace),) bool, the wanted episodes; None: all, and the writers without episodes.
     """
-    ended = outcome_codes(trace.content) != Outcome.RUNNING
+    ended = outcome_codes(index_of(trace)) != Outcome.RUNNING
     wanted = ended if chosen is None else ended & chosen
     selections = []
-    for number, reader in enumerate(trace.readers):
-        own = np.flatnonzero(trace.content["writer"] == number)
+    for number, reader in enumerate(index_of(trace).readers):
+        own = np.flatnonzero(index_of(trace)["writer"] == number)
         rows = np.zeros(len(reader.parts), np.bool_)
         indices = np.full(len(rows), -1)
-        rows[trace.rows[own]] = wanted[own]
-        indices[trace.rows[own]] = own
+        rows[index_of(trace).rows[own]] = wanted[own]
+        indices[index_of(trace).rows[own]] = own
         if rows.any() or (chosen is None and not len(rows)):
             selections.append(Selection(trace, reader, rows, indices))
     return selections, int(np.count_nonzero(~ended if chosen is None else ~ended & chosen))
@@ -78,7 +79,7 @@ def outputs_of(selections: list[Selection], report: EditReport) -> list[Output]:
             by_files.setdefault(id(selection.reader.share.stored), []).append(selection)
     names, joined, outputs = set(by_writer), set[str](), []
     for origins in by_files.values():
-        source, readers = _joined_origins(origins), origins[0].trace.whole.readers
+        source, readers = _joined_origins(origins), index_of(whole_of(origins[0].trace)).readers
         stored = source.reader
         writers = {reader.writer for reader in readers if reader.share is not None and reader.share.stored is stored}
         are_only_here = all(len(by_writer.get(writer, [])) < 2 for writer in writers)

@@ -8,6 +8,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Damage
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.tools.linting.findings import SEVERITIES, Finding, Sighting, finding_of
@@ -74,15 +75,15 @@ def _read(
     roots = frozenset(name for rule in of_steps for name in rule.columns)
     if not of_steps:
         return
-    total, done = int(trace.content["steps"].sum()), 0
+    total, done = int(index_of(trace)["steps"].sum()), 0
 
     def on_damage(found: Damage) -> None:
         damage[found] = None
 
-    for number in range(len(trace.readers)):
-        own = np.flatnonzero(trace.content["writer"] == number)
+    for number in range(len(index_of(trace).readers)):
+        own = np.flatnonzero(index_of(trace)["writer"] == number)
         try:
-            for block in Scan(trace.content, roots, own, finals=OMITTED, on_damage=on_damage):
+            for block in Scan(index_of(trace), roots, own, finals=OMITTED, on_damage=on_damage):
                 for rule in of_steps:
                     rule.add(block)
                 done += block.size

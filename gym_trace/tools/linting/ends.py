@@ -11,6 +11,7 @@ import numpy as np
 from gym_trace.data.schema import WriterSchema
 from gym_trace.data.values import Array
 from gym_trace.format import wire
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting
@@ -38,8 +39,8 @@ class EndsRule:
         """Do nothing: this rule needs no steps."""
 
     def findings(self) -> Iterator[Sighting]:
-        trace, table = self._trace, self._trace.content
-        schemas = [writer.about_or_empty for writer in trace.readers]
+        trace, table = self._trace, index_of(self._trace)
+        schemas = [writer.about_or_empty for writer in index_of(trace).readers]
         outcome, steps = table["outcome"], table["steps"]
         ended = np.isin(outcome, ("terminated", "truncated"))
         filtered = np.array([schema.filters_frames for schema in schemas], bool)[table["writer"]]
@@ -65,10 +66,10 @@ class EndsRule:
 
     def _terminated_at(self, limits: Array, whole: Array) -> Array:
         """Return True for whole episodes that terminated at their limit and were not also truncated."""
-        table = self._trace.content
+        table = index_of(self._trace)
         found: Array = whole & (limits > 0) & (table["steps"] == limits) & (table["outcome"] == "terminated")
         for index in np.flatnonzero(found).tolist():
-            reader, row = self._trace.place_of(index)
+            reader, row = index_of(self._trace).locate(index)
             found[index] = not reader.fragments.flags[reader.parts.last_of(np.array([row]))[0]] & wire.TRUNCATED
         return found
 

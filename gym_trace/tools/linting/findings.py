@@ -11,6 +11,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 
@@ -81,7 +82,7 @@ class Sighting:
 
 def finding_of(seen: Sighting, trace: Trace) -> Finding:
     """Add the command that shows a sighting in this trace, and the index of its episode in the whole trace."""
-    episode = None if seen.episode is None else int(trace.chosen[seen.episode])
+    episode = None if seen.episode is None else int(index_of(trace).whole_indices[seen.episode])
     command, *options = seen.shown_by or _shown_by(seen, trace)
     line = shlex.join(["gym-trace", command, str(trace.directory), *options])
     return Finding(*seen.kind, seen.message, seen.count, seen.unit, episode, seen.step, seen.column, line)
@@ -90,17 +91,17 @@ def finding_of(seen: Sighting, trace: Trace) -> Finding:
 def _shown_by(seen: Sighting, trace: Trace) -> tuple[str, ...]:
     if seen.episode is None:
         return ("stats", "--columns")
-    episode = str(trace.chosen[seen.episode])
+    episode = str(index_of(trace).whole_indices[seen.episode])
     if seen.step is None:
         return ("ls", "--episodes", episode)
-    row = seen.step - int(trace.content["first_step"][seen.episode])
+    row = seen.step - int(index_of(trace)["first_step"][seen.episode])
     steps = f"{max(0, row - _CONTEXT_STEPS)}:{max(0, row) + _CONTEXT_STEPS + 1}"
     return ("cat", "--episodes", episode, "--steps", steps)
 
 
 def environments_of(trace: Trace) -> Array:
     """Return (writers,) int64: equal numbers for writers whose environments have the same description."""
-    described = [pack_lenient(reader.about_or_empty.environment)[0] for reader in trace.readers]
+    described = [pack_lenient(reader.about_or_empty.environment)[0] for reader in index_of(trace).readers]
     return np.array([described.index(one) for one in described], np.int64)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_table import OUTCOME_CODE
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
@@ -186,12 +187,12 @@ class OutliersRule:
             self._ends[key].add(block.episode[runs], finals)
 
     def findings(self) -> Iterator[Sighting]:
-        trace, table = self._trace, self._trace.content
+        trace, table = self._trace, index_of(self._trace)
         with np.errstate(all="ignore"):
             for ends in self._ends.values():
                 ends.measure()
         outcome, writer = table[OUTCOME_CODE], table["writer"]
-        filtered = np.array([reader.about_or_empty.filters_frames for reader in trace.readers], np.bool_)
+        filtered = np.array([reader.about_or_empty.filters_frames for reader in index_of(trace).readers], np.bool_)
         whole = (
             (table["first_step"] == 0) & np.isin(outcome, (Outcome.TERMINATED, Outcome.TRUNCATED)) & ~filtered[writer]
         )
@@ -209,7 +210,7 @@ class OutliersRule:
                 found += self._outliers(kind, episodes, measured[episodes])
             if found:
                 named = ", ".join(text for _, text in found[:_MOST_NAMED]) + ", …" * (len(found) > _MOST_NAMED)
-                shown = ",".join(str(trace.chosen[episode]) for episode, _ in found[:_MOST_LISTED])
+                shown = ",".join(str(index_of(trace).whole_indices[episode]) for episode, _ in found[:_MOST_LISTED])
                 about = len(found), "episode", min(found)[0]
                 yield Sighting(kind, f"{kind.what}: {named}", *about, shown_by=("ls", "--episodes", shown))
 
@@ -226,7 +227,10 @@ class OutliersRule:
         gaps = np.flatnonzero((far[:-1] >= self._thresholds["outlier_spreads"]) & (far[1:] <= far[:-1] / 2))
         for i, spreads in zip(order[: gaps.max(initial=-1) + 1].tolist(), far.tolist()):
             value, median = (_FORMS[kind].format(number) for number in (values[i], np.median(values)))
-            yield int(episodes[i]), f"{self._trace.chosen[episodes[i]]} ({value}, {spreads:.0f} spreads from {median})"
+            yield (
+                int(episodes[i]),
+                f"{index_of(self._trace).whole_indices[episodes[i]]} ({value}, {spreads:.0f} spreads from {median})",
+            )
 
 
 def _means(sums: Array, counts: Array) -> Array:

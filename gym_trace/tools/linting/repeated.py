@@ -11,6 +11,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.playback.episode_columns import repeated_steps
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import ERROR, NOTE, WARNING, Kind, Sighting, environments_of
@@ -77,7 +78,9 @@ class RepeatedRule:
     def __init__(self, trace: Trace, thresholds: Mapping[str, float]):
         self._trace, self._thresholds = trace, thresholds
         self._hashes: dict[int, _Hashes] = {}
-        self._is_branched = np.array([bool(reader.about_or_empty.branch) for reader in trace.readers], np.bool_)
+        self._is_branched = np.array(
+            [bool(reader.about_or_empty.branch) for reader in index_of(trace).readers], np.bool_
+        )
         self._environment = environments_of(trace)
 
     def add(self, block: StepRuns) -> None:
@@ -101,7 +104,7 @@ class RepeatedRule:
         yield from self._unbalanced_splits()
         other_starts: list[tuple[int, int]] = []  # episodes of the same seed, but another first observation
         for episodes, first, has_floats in self._seeded_starts():
-            other_starts += _other_starts(episodes, self._trace.content["seed"][episodes], first)
+            other_starts += _other_starts(episodes, index_of(self._trace)["seed"][episodes], first)
             yield from self._same_starts(episodes, first, has_floats)
         yield from self._repeated(other_starts)
 
@@ -112,8 +115,8 @@ class RepeatedRule:
             content = fingerprints_of(trace, indices, CONTENT, only_content=True).content
         except CorruptTrace:  # T001 names the damage; after a repair the episodes can be compared
             return
-        splits = [writer.about_or_empty.split for writer in trace.readers]
-        writers = trace.content["writer"]
+        splits = [writer.about_or_empty.split for writer in index_of(trace).readers]
+        writers = index_of(trace)["writer"]
         twice: list[tuple[int, int]] = []
         shared: list[tuple[int, int]] = []
         unequal: list[tuple[int, int]] = []
@@ -133,9 +136,9 @@ class RepeatedRule:
         other_starts = [pair for pair in other_starts if pair[1] not in known]
         for kind, pairs in ((_TWICE, twice), (_SHARED, shared), (_UNEQUAL, unequal or other_starts)):
             if pairs:
-                ordered = (sorted(pair, key=lambda index: int(trace.chosen[index])) for pair in pairs)
-                pair = min(ordered, key=lambda pair: trace.chosen[pair].tolist())
-                first, second = trace.chosen[pair].tolist()
+                ordered = (sorted(pair, key=lambda index: int(index_of(trace).whole_indices[index])) for pair in pairs)
+                pair = min(ordered, key=lambda pair: index_of(trace).whole_indices[pair].tolist())
+                first, second = index_of(trace).whole_indices[pair].tolist()
                 shown = "ls", "--episodes", f"{first},{second}"
                 what = "the same seed, but another first observation" if pairs is other_starts else kind.what
                 count = len(pairs) + len(other_starts) * (pairs is unequal)
@@ -144,13 +147,13 @@ class RepeatedRule:
 
     def _seeded_starts(self) -> Iterator[tuple[Array, Array, bool]]:
         """Yield, for each environment, the episodes whose seed should set the start. first, has_floats: see _Hashes."""
-        trace, table = self._trace, self._trace.content
+        trace, table = self._trace, index_of(self._trace)
         writers, first = table["writer"].astype(np.int64), np.zeros(len(table), np.uint64)
         wanted = (table["seed"] >= 0) & (table["first_step"] == 0) & ~self._is_branched[writers]
-        for number, reader in enumerate(trace.readers):
+        for number, reader in enumerate(index_of(trace).readers):
             own = np.flatnonzero(writers == number)
             if number in self._hashes and not inseparable(reader):
-                first[own] = self._hashes[number].first[trace.rows[own]]
+                first[own] = self._hashes[number].first[index_of(trace).rows[own]]
         for number in np.unique(self._environment):
             episodes = np.flatnonzero(wanted & (first != 0) & (self._environment[writers] == number))
             has_floats = any(self._hashes[int(one)].has_floats for one in np.unique(writers[episodes]))
@@ -158,18 +161,18 @@ class RepeatedRule:
 
     def _same_starts(self, episodes: Array, first: Array, has_floats: bool) -> Iterator[Sighting]:
         """Look for first observations that several seeds share. episodes: those of one environment."""
-        trace, all_seeds = self._trace, self._trace.content["seed"][episodes]
+        trace, all_seeds = self._trace, index_of(self._trace)["seed"][episodes]
         once = np.sort(np.unique(all_seeds, return_index=True)[1])
         episodes, seeds = episodes[once], all_seeds[once]
         starts, earliest, start = np.unique(first[once], return_index=True, return_inverse=True)
         if len(starts) == len(seeds):
             return
         again = np.setdiff1d(np.arange(len(seeds)), earliest)[0]
-        pair = trace.chosen[episodes[[earliest[start[again]], again]]].tolist()
+        pair = index_of(trace).whole_indices[episodes[[earliest[start[again]], again]]].tolist()
         shown = "cat", "--episodes", f"{pair[0]},{pair[1]}", "--steps", "0:1", "--columns", "observations"
         about = len(seeds), "episode", int(episodes[0]), None, "observations", shown
         found = f"{len(seeds)} seeds begin with {len(starts)} first observation{'s'[: len(starts) > 1]}"
-        by_count, by_seed = (_period(keys, start, earliest) for keys in (trace.rows[episodes], seeds))
+        by_count, by_seed = (_period(keys, start, earliest) for keys in (index_of(trace).rows[episodes], seeds))
         if (by_count or by_seed) and len(starts) ** -(len(seeds) - len(starts)) < _MOST_CHANCE:
             causes = ["a count of the episodes"] * bool(by_count) + [f"the seed modulo {by_seed}"] * bool(by_seed)
             yield Sighting(_IN_TURN, f"{found} in turn: {' or '.join(causes)} decides the start", *about)
@@ -179,14 +182,14 @@ class RepeatedRule:
 
     def _probably_equal(self) -> list[Array]:
         """Return groups of episodes with equal hashes, as indices of the trace."""
-        trace, table = self._trace, self._trace.content
+        trace, table = self._trace, index_of(self._trace)
         names = ("environment", "seed", "steps", "first_step", "start", "actions", "results")
         keys = np.zeros(len(table), [(name, "<u8") for name in names])
         wanted = (table["steps"] > 0) & (table["first_step"] == 0)
         writers = table["writer"]
-        for number, reader in enumerate(trace.readers):
+        for number, reader in enumerate(index_of(trace).readers):
             own = np.flatnonzero(writers == number)
-            rows = trace.rows[own]
+            rows = index_of(trace).rows[own]
             hashes = self._hashes.get(number)
             if hashes is None or reader.damage:
                 wanted[own] = False
@@ -194,7 +197,7 @@ class RepeatedRule:
             keys["environment"][own] = self._environment[number]
             keys["start"][own], keys["actions"][own] = hashes.starts[rows], hashes.actions[rows]
             keys["results"][own] = hashes.results[rows]
-        repeated = repeated_steps(table, trace.readers)
+        repeated = repeated_steps(table, index_of(trace).readers)
         is_seeded = (table["seed"] != wire.NO_SEED) & ~self._is_branched[writers]
         keys["seed"], keys["steps"] = table["seed"].astype(np.uint64), table["steps"]
         keys["results"][is_seeded] = 0  # so that other results of the same seed are found
@@ -211,15 +214,15 @@ class RepeatedRule:
 
     def _seed_sets_start(self, index: int) -> bool:
         """Return True if the seed of an episode determines its start: not if several lanes shared the seed."""
-        table = self._trace.content
+        table = index_of(self._trace)
         if table["seed"][index] == wire.NO_SEED or self._is_branched[table["writer"][index]]:
             return False
-        return not inseparable(self._trace.writer_of(index))
+        return not inseparable(index_of(self._trace).locate(index)[0])
 
     def _unbalanced_splits(self) -> Iterator[Sighting]:
-        names = [writer.about_or_empty.split for writer in self._trace.readers]
+        names = [writer.about_or_empty.split for writer in index_of(self._trace).readers]
         counts = dict.fromkeys(names, 0)
-        for number, count in enumerate(np.bincount(self._trace.content["writer"], minlength=len(names)).tolist()):
+        for number, count in enumerate(np.bincount(index_of(self._trace)["writer"], minlength=len(names)).tolist()):
             counts[names[number]] += count
         total = sum(counts.values())
         for name, count in counts.items():

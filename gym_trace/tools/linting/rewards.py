@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.data.values import Array
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import NOTE, WARNING, Kind, Sighting, last_steps
@@ -89,7 +90,7 @@ class RewardsRule:
         for numbers in self._writers_by_environment():
             factors |= self._factors(numbers)
         if factors:
-            episode = int(np.argmax(np.isin(self._trace.content["writer"], list(factors))))
+            episode = int(np.argmax(np.isin(index_of(self._trace)["writer"], list(factors))))
             writers = ", ".join(self._trace.writers[number] for number in list(factors)[:3])
             message = f"rewards of {writers} are about {next(iter(factors.values())):.3g} times those of the others"
             count = sum(int(self._exponents[number].counts.sum()) for number in factors)
@@ -100,7 +101,7 @@ class RewardsRule:
     def _writers_by_environment(self) -> Iterator[list[int]]:
         by_id: dict[str, list[int]] = {}
         for number in self._exponents:
-            environment = self._trace.readers[number].about_or_empty.environment
+            environment = index_of(self._trace).readers[number].about_or_empty.environment
             by_id.setdefault(str(environment.get("id")), []).append(number)
         yield from by_id.values()
 

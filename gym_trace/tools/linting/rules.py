@@ -36,7 +36,7 @@ class Rule(Protocol):
     Attributes:
         kinds: kinds of its findings. Codes begin with letters of your own; T is in use.
         columns: columns that it reads: any of "observations", "actions", "rewards", "infos", "annotations"; empty: only
-            the table of episodes, trace.content.
+            the table of episodes, trace.episodes.
         thresholds: names and defaults of the numbers that users can set.
     """
 

@@ -10,6 +10,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -44,12 +45,12 @@ class StartsRule:
     def findings(self) -> Iterator[Sighting]:
         unverifiable: list[int] = []
         undescribed: list[int] = []  # first episode of each writer
-        for number, reader in enumerate(self._trace.readers):
+        for number, reader in enumerate(index_of(self._trace).readers):
             try:
                 about = reader.about
             except CorruptTrace:
                 continue
-            own = np.flatnonzero(self._trace.content["writer"] == number)
+            own = np.flatnonzero(index_of(self._trace)["writer"] == number)
             if about.is_imported or not len(own):
                 continue
             if inseparable(reader) or not (about.environment.get("made") or about.environment.get("spec")):
@@ -58,11 +59,11 @@ class StartsRule:
                 unverifiable += self._unverifiable(number).tolist()
         if unverifiable:
             first, count = unverifiable[0], len(unverifiable)
-            shown = "verify", "--episodes", str(self._trace.chosen[first])
+            shown = "verify", "--episodes", str(index_of(self._trace).whole_indices[first])
             yield Sighting(_UNVERIFIABLE, _UNVERIFIABLE.what, count, "episode", first, shown_by=shown)
         if undescribed:
             yield Sighting(_UNDESCRIBED, _UNDESCRIBED.what, len(undescribed), "writer", undescribed[0])
-        jumps = sorted(jump for number in range(len(self._trace.readers)) for jump in self._jumps(number))
+        jumps = sorted(jump for number in range(len(index_of(self._trace).readers)) for jump in self._jumps(number))
         if jumps:
             episode, seconds = jumps[0]
             message = f"the clock jumped by {seconds:+.3g} s, more than the steps took"
@@ -70,9 +71,9 @@ class StartsRule:
 
     def _unverifiable(self, number: int) -> Array:
         """Return the episodes without a known start state that do not follow a replayable episode."""
-        trace, reader, found = self._trace, self._trace.readers[number], []
-        seeds, first_steps = trace.content["seed"], trace.content["first_step"]
-        rows, stateless = trace.rows, self._stateless.get(number, set())
+        trace, reader, found = self._trace, index_of(self._trace).readers[number], []
+        seeds, first_steps = index_of(trace)["seed"], index_of(trace)["first_step"]
+        rows, stateless = index_of(trace).rows, self._stateless.get(number, set())
         for lane in lanes_of(trace, [number]):
             indices = np.array(lane.indices)
             is_stateless = np.array([row in stateless for row in rows[indices].tolist()], bool)
@@ -86,12 +87,12 @@ class StartsRule:
 
     def _jumps(self, number: int) -> Iterator[tuple[int, float]]:
         """Yield each jump of UTC against the monotonic clock: the episode in which or before which it was, seconds."""
-        trace, reader = self._trace, self._trace.readers[number]
-        own = np.flatnonzero((trace.content["writer"] == number) & ~np.isnat(trace.content["start_time"]))
-        offset = trace.content["clock_offset"][own]
-        begin = trace.content["start_time"][own].view(np.int64) - offset
-        drift, has_end = _drifts(reader, trace.rows[own])
-        times = np.concatenate([begin, (begin + trace.content["duration"][own])[has_end]])
+        trace, reader = self._trace, index_of(self._trace).readers[number]
+        own = np.flatnonzero((index_of(trace)["writer"] == number) & ~np.isnat(index_of(trace)["start_time"]))
+        offset = index_of(trace)["clock_offset"][own]
+        begin = index_of(trace)["start_time"][own].view(np.int64) - offset
+        drift, has_end = _drifts(reader, index_of(trace).rows[own])
+        times = np.concatenate([begin, (begin + index_of(trace)["duration"][own])[has_end]])
         offsets = np.concatenate([offset, (offset + drift)[has_end]])
         episodes = np.concatenate([own, own[has_end]])
         order = np.argsort(times, kind="stable")

@@ -15,6 +15,7 @@ from gym_trace.data.trees import cut
 from gym_trace.data.values import Array, row_of
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -91,7 +92,7 @@ def compare_episodes(first: Trace, index: int, second: Trace, other_index: int) 
     Raises IndexError, CorruptTrace.
     """
     one, other = first[index], second[other_index]
-    layouts, compared = first.writer_of(index).layouts, frozenset(_COLUMNS)
+    layouts, compared = index_of(first).locate(index)[0].layouts, frozenset(_COLUMNS)
     for start in range(0, max(1, min(len(one), len(other))), _WINDOW):
         a, b = one[start : start + _WINDOW], other[start : start + _WINDOW]
         if len(a) == len(b) and all(_same(_column(a, name), _column(b, name)) for name in _COLUMNS):
@@ -112,7 +113,7 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
     if same is None:
         yield from _compared_pairs(a, b, comparison, compared)
         return
-    steps, end = a.content["steps"], 0
+    steps, end = index_of(a)["steps"], 0
     for is_same, group in groupby(same):
         begin, end = end, end + sum(1 for _ in group)
         if is_same:
@@ -126,18 +127,20 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
 def _compared_pairs(
     a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]
 ) -> Iterator[EpisodeDifference]:
-    writers, others = ({(writer.writer, writer.about_or_empty.created) for writer in t.readers} for t in (a, b))
+    writers, others = (
+        {(writer.writer, writer.about_or_empty.created) for writer in index_of(t).readers} for t in (a, b)
+    )
     if common_writers := {writer for writer, _ in writers & others}:
         pairs = _pairs_by_identity(a, b, common_writers)
         yield from _in_any_order(a, b, *pairs, comparison, compared)
         return
     whole, other_whole = _not_repeated(a), _not_repeated(b)
-    seeds, other_seeds = a.content["seed"][whole], b.content["seed"][other_whole]
+    seeds, other_seeds = index_of(a)["seed"][whole], index_of(b)["seed"][other_whole]
     seeds_are_unique = all(len(np.unique(s)) == len(s) and (s >= 0).all() for s in (seeds, other_seeds))
     common = slice(min(len(a), len(b)))
     distinguishing = [name for name, column in _DISTINGUISHING.items() if column in compared]
     must_equal = ["seed"] if seeds_are_unique else ["writer", *distinguishing]
-    if all(a.content[name][common].tobytes() == b.content[name][common].tobytes() for name in must_equal):
+    if all(index_of(a)[name][common].tobytes() == index_of(b)[name][common].tobytes() for name in must_equal):
         for one, other in zip(a.scan(episodes=common), b.scan(episodes=common)):
             yield _compared(a, one, other, comparison, compared)
     elif seeds_are_unique:
@@ -169,7 +172,7 @@ def _in_any_order(
     hashes, other_hashes = (found.whole for found in fingerprints)
     pairs = list(zip(left.tolist(), right.tolist()))
     are_same = [hashes[one] is not None and hashes[one] == other_hashes[other] for one, other in pairs]
-    read_again, steps = a.scan(episodes=left[np.logical_not(are_same)]), a.content["steps"]
+    read_again, steps = a.scan(episodes=left[np.logical_not(are_same)]), index_of(a)["steps"]
     for is_same, (one, other) in zip(are_same, pairs):
         yield (
             EpisodeDifference(one, int(steps[one]), None)
@@ -201,8 +204,8 @@ def _pairs_by_content(a: Trace, b: Trace, fingerprints: list[Fingerprints]) -> t
     right: list[int] = []
     unpaired, other_unpaired = (dict.fromkeys(range(len(trace))) for trace in (a, b))
     contents = [found.content for found in fingerprints]
-    seeds = [[(seed if seed >= 0 else None) for seed in trace.content["seed"].tolist()] for trace in (a, b)]
-    writers = [trace.content["writer"].tolist() for trace in (a, b)]
+    seeds = [[(seed if seed >= 0 else None) for seed in index_of(trace)["seed"].tolist()] for trace in (a, b)]
+    writers = [index_of(trace)["writer"].tolist() for trace in (a, b)]
     everything = [[0] * len(trace) for trace in (a, b)]
     keys: list[list[list[Any]]] = [contents, seeds, writers, everything]
     for key_of, other_key_of in keys:
@@ -220,7 +223,9 @@ def _pairs_by_content(a: Trace, b: Trace, fingerprints: list[Fingerprints]) -> t
 def _fingerprints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
     """Return fingerprints of both traces, without episodes whose table rows match no episode of the other trace."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
-    keys = [list(zip(*(trace.content[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)]
+    keys = [
+        list(zip(*(index_of(trace)[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
+    ]
     common = set(keys[0]) & set(keys[1])
     similar = [np.array([index for index, key in enumerate(own) if key in common], np.int64) for own in keys]
     return [_fingerprints(trace, indices, compared, for_pairs=True) for trace, indices in zip((a, b), similar)]
@@ -240,14 +245,14 @@ def _pairs_by_identity(a: Trace, b: Trace, writers: set[str]) -> tuple[Array, Ar
 
 
 def _identities(trace: Trace) -> Iterator[tuple[str, int, int]]:
-    table, names = trace.content, trace.writers
+    table, names = index_of(trace), trace.writers
     numbers = (table[name].tolist() for name in ("writer", "episode_id", "first_step"))
     return ((names[writer], episode, step) for writer, episode, step in zip(*numbers))
 
 
 def _not_repeated(trace: Trace) -> Array:
     """Return the indices of episodes, without incomplete ones that a later run has probably recorded again."""
-    outcomes, seeds = outcome_codes(trace.content), trace.content["seed"]
+    outcomes, seeds = outcome_codes(index_of(trace)), index_of(trace)["seed"]
     complete = np.isin(outcomes, (Outcome.TERMINATED, Outcome.TRUNCATED))
     is_repeated = (outcomes == Outcome.CLOSED) & np.isin(seeds, seeds[complete])
     return np.flatnonzero(~np.isin(outcomes, (Outcome.LOST, Outcome.RUNNING)) & ~is_repeated)
@@ -263,7 +268,7 @@ def _compared(
     columns = [name for name in _COLUMNS if name in compared]
     if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
         return EpisodeDifference(one.index, len(one), None)
-    layouts = next(writer for writer in trace.readers if writer.writer == one.writer).layouts
+    layouts = next(writer for writer in index_of(trace).readers if writer.writer == one.writer).layouts
     comparer = EpisodeComparison(comparison, one, layouts, all_infos=True)
     difference = _first_difference(comparer, one, other, compared)
     if difference is None and comparer.exact:
@@ -333,9 +338,13 @@ def _same_bytes(a: Trace, b: Trace) -> Iterator[bool] | None:
 
     Returns None if the traces are divided into chunks differently, or damaged. Raises CorruptTrace.
     """
-    pairs = list(zip(a.readers, b.readers))
-    whole = all(np.array_equal(trace.chosen, np.arange(len(trace.whole))) for trace in (a, b))
-    if not whole or len(a.readers) != len(b.readers) or not all(_are_alike(*pair) for pair in pairs):
+    pairs = list(zip(index_of(a).readers, index_of(b).readers))
+    whole = all(np.array_equal(index_of(trace).whole_indices, np.arange(len(whole_of(trace)))) for trace in (a, b))
+    if (
+        not whole
+        or len(index_of(a).readers) != len(index_of(b).readers)
+        or not all(_are_alike(*pair) for pair in pairs)
+    ):
         return None
     return (is_same for pair in pairs for is_same in _same_episodes(*pair))
 

@@ -16,6 +16,7 @@ from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.playback.assembly import ChunkSlice, assemble
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -51,12 +52,12 @@ def fingerprints_of(
 ) -> Fingerprints:
     """Hash the episodes at these indices; each chunk is read once. Raises CorruptTrace."""
     found = Fingerprints.none(len(trace))
-    writers, rows = trace.content["writer"][indices], trace.rows[indices]
+    writers, rows = index_of(trace)["writer"][indices], index_of(trace).rows[indices]
     for number in np.unique(writers).tolist():
         own = np.flatnonzero(writers == number)
         own = own[np.argsort(rows[own], kind="stable")]
         own_rows, own_indices = rows[own], indices[own].tolist()
-        for row, content, whole in _hashed(trace.readers[number], own_rows, compared, only_content):
+        for row, content, whole in _hashed(index_of(trace).readers[number], own_rows, compared, only_content):
             begin, end = own_rows.searchsorted((row, row + 1)).tolist()  # a view may have an episode several times
             for index in own_indices[begin:end]:
                 found.content[index], found.whole[index] = content, whole

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -36,12 +37,12 @@ class Lane(NamedTuple):
 
 
 def lanes_of(trace: Trace, writers: Collection[int] | None = None) -> list[Lane]:
-    """Return the lanes of a trace. For a view, pass view.whole: earlier episodes may have to be replayed.
+    """Return the lanes of a trace. For a view, pass whole_of(view): earlier episodes may have to be replayed.
 
     writers: indices of the writers; None: all.
     """
     table, lanes = trace.episodes, []
-    for number, writer in enumerate(trace.readers):
+    for number, writer in enumerate(index_of(trace).readers):
         if writers is not None and number not in writers:
             continue
         own = np.flatnonzero(table["writer"] == number)

@@ -13,6 +13,7 @@ from gym_trace.envs.make import completed, headless_arguments, make_environment,
 from gym_trace.envs.opengl import choose_opengl, free_contexts
 from gym_trace.envs.recipe import call_of, name_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.replay.compare import Comparison
 from gym_trace.tools.replay.lanes import Lane, inseparable, lanes_of
@@ -63,8 +64,8 @@ def replays(
         raise InvalidOption(f"start={making.start!r}: unknown; pass one of {', '.join(STARTS)}")
     # With other arguments, the environment may differ as the user wants it to.
     start = REPLAY if making.env_kwargs and making.start == AUTO else making.start
-    wanted = {int(trace.chosen[index]): index for index in chosen}
-    trace = trace.whole  # earlier episodes of a lane may also have to be replayed
+    wanted = {int(index_of(trace).whole_indices[index]): index for index in chosen}
+    trace = whole_of(trace)  # earlier episodes of a lane may also have to be replayed
     for lane in lanes_of(trace):
         positions = [(position, wanted[index]) for position, index in enumerate(lane.indices) if index in wanted]
         if not positions:

@@ -9,6 +9,7 @@ import numpy as np
 
 from gym_trace.data.layout import Leaf, Path
 from gym_trace.data.values import Array
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import EPISODE, Scan, StepRuns
 from gym_trace.playback.trace import Trace
 
@@ -21,9 +22,9 @@ class ObservationRows:
     """
 
     def __init__(self, trace: Trace, index: int):
-        reader, row = trace.place_of(index)
+        reader, row = index_of(trace).locate(index)
         self.layout = reader.layouts.observations
-        self._content, self._index = trace.content, index
+        self._content, self._index = index_of(trace), index
         self._steps = int(reader.parts.column("steps", slice(row, row + 1))[0])
         self._runs: Iterator[StepRuns] = iter(())
         self._first = self._count = 0  # first decoded row, and number of decoded rows

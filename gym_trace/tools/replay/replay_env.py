@@ -15,6 +15,7 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import row_of
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, ReplayDiverged, warn
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import TraceLike, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
@@ -64,7 +65,9 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
         if not len(self._playable):
             raise InvalidOption(f"{self.trace.directory}: no playable episode; one needs a reset and at least one step")
-        writers = [self.trace.readers[number] for number in np.unique(table["writer"][self._playable]).tolist()]
+        writers = [
+            index_of(self.trace).readers[number] for number in np.unique(table["writer"][self._playable]).tolist()
+        ]
         given = {"observation_space": observation_space, "action_space": action_space}
         for name in given:
             if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:

@@ -18,6 +18,7 @@ from typing import Any
 from gym_trace.data.packing import pack_lenient
 from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.processes.safe_start import forget_safe_path, started_safely
 from gym_trace.tools.replay.compare import Comparison
@@ -100,10 +101,10 @@ def verify_trace(
     requested = set(range(len(trace))) if episodes is None else set(episodes)
     if not requested <= set(range(len(trace))):
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
-    view, trace = trace, trace.whole  # earlier episodes may have to be played, too
+    view, trace = trace, whole_of(trace)  # earlier episodes may have to be played, too
     view_indices = sorted(requested)
-    order: list[int] = view.chosen[view_indices].tolist()
-    for reader in view.readers if on_damage == "raise" and len(order) == len(view) else ():
+    order: list[int] = index_of(view).whole_indices[view_indices].tolist()
+    for reader in index_of(view).readers if on_damage == "raise" and len(order) == len(view) else ():
         if reader.damage and not len(reader.parts):  # it has lost all episodes; _verdicts() looks at the others
             raise reader.damage[0].error()
     wanted = set(order)
@@ -132,7 +133,7 @@ def verify_trace(
 def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
     """Return packages whose installed version differs from the recorded one: name to recorded and installed version."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
-    for writer in (writer for writer in as_trace(trace).readers if len(writer.parts)):
+    for writer in (writer for writer in index_of(as_trace(trace)).readers if len(writer.parts)):
         for name, version in writer.about.versions.items():
             recorded.setdefault(str(name), {})[str(version)] = None
     installed = installed_versions(recorded)
@@ -141,7 +142,7 @@ def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
 
 def played_in_registered(trace: TraceLike) -> list[str]:
     """Return ids whose entry point was a class or function, which traces do not store: the registered one is used."""
-    recipes = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
+    recipes = [writer.about.environment.get("made") for writer in index_of(as_trace(trace)).readers]
     with_id = [recipe for recipe in recipes if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
     return list(dict.fromkeys(recipe["id"] for recipe in with_id if recipe.get("entry_point") is None))
 

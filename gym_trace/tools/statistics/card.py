@@ -15,6 +15,7 @@ import numpy as np
 from gym_trace.data.packing import pack_lenient
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import KNOWN, known
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
@@ -72,9 +73,9 @@ def dataset_card(
     trace = as_trace(trace)
     facts, summary = trace.facts, summarize(trace)
     known_facts = known(facts)
-    counts = np.bincount(trace.content["writer"], minlength=len(trace.readers)).tolist()
-    readers = [(reader, count) for reader, count in zip(trace.readers, counts) if count] or [
-        (reader, 0) for reader in trace.readers
+    counts = np.bincount(index_of(trace)["writer"], minlength=len(index_of(trace).readers)).tolist()
+    readers = [(reader, count) for reader, count in zip(index_of(trace).readers, counts) if count] or [
+        (reader, 0) for reader in index_of(trace).readers
     ]
     ids = _counted((_text(reader.about_or_empty.environment.get("id")), count) for reader, count in readers)
     names = [name for name, _ in ids if name]
@@ -148,13 +149,13 @@ def _about(facts: dict[str, Any]) -> Iterator[str]:
 
 def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
     outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in summary["outcomes"].items() if count)
-    first, last = _day(trace.content["start_time"], np.min), _day(trace.content["end_time"], np.max)
+    first, last = _day(index_of(trace)["start_time"], np.min), _day(index_of(trace)["end_time"], np.max)
     bullets = [
         ("Episodes", f"{summary['episodes']:,}" + (f" ({outcomes})" if outcomes else "")),
         ("Steps", f"{summary['steps']:,}"),
     ]
-    if trace.whole is trace:
-        bullets.append(("Bytes", f"{sum(reader.size for reader in trace.readers):,}"))
+    if whole_of(trace) is trace:
+        bullets.append(("Bytes", f"{sum(reader.size for reader in index_of(trace).readers):,}"))
     if first:
         bullets.append(("When", first if last in (first, "") else f"{first} to {last}"))
     if trace.damage:
@@ -170,7 +171,9 @@ def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
     ]
     if rows:
         yield table([f"of {summary['complete']:,} complete episodes", *names], rows)
-    splits = summarize(trace, by="split")["groups"] if len({reader.split for reader in trace.readers}) > 1 else {}
+    splits = (
+        summarize(trace, by="split")["groups"] if len({reader.split for reader in index_of(trace).readers}) > 1 else {}
+    )
     if splits:
         rows = [
             (prose(name, 100) or "–", f"{group['episodes']:,}", f"{group['steps']:,}", _mean(group))
@@ -222,7 +225,7 @@ def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[t
         yield "Made by", (text or "unknown") + episodes
     if len(makers) > _MOST_LISTED:
         yield "Made by", f"{len(makers) - _MOST_LISTED:,} others"
-    seeded = int(np.count_nonzero(trace.content["seed"] != -1))
+    seeded = int(np.count_nonzero(index_of(trace)["seed"] != -1))
     yield "Seeds", f"{seeded:,} of {len(trace):,} episodes were reset with a seed"
     yield "Writers", f"{len(readers):,}"
     platforms = _counted((_text(reader.about_or_empty.raw.get("platform")), count) for reader, count in readers)

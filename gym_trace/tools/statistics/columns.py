@@ -11,6 +11,7 @@ import numpy as np
 from gym_trace.data.layout import Leaf, Path, PlainSpace
 from gym_trace.data.moments import RunningMoments
 from gym_trace.data.values import Array
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import OMITTED, Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.statistics.accumulators import Curve, Tally, Variety, moments_as_json
@@ -84,8 +85,8 @@ def describe_columns(
         on_progress: called with the number of steps done and the total.
     """
     values = [ColumnValues() for _ in range(groups)]
-    done, total = 0, sum(int(reader.fragments.steps.sum(dtype=np.int64)) for reader in trace.readers)
-    for block in Scan(trace.content, _VALUES, finals=OMITTED, prefix=False):
+    done, total = 0, sum(int(reader.fragments.steps.sum(dtype=np.int64)) for reader in index_of(trace).readers)
+    for block in Scan(index_of(trace), _VALUES, finals=OMITTED, prefix=False):
         group_of_run = group_of_episode[block.episode]
         present = np.unique(group_of_run).tolist() if groups > 1 else [0]
         for group in present:

@@ -12,6 +12,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.storage.protocol import ReadStorage
@@ -240,7 +241,7 @@ def _run_of(trace: Trace, x: str) -> _Run:
     positions = positions_on(x, episodes, steps)
     counted = episodes.complete & np.isfinite(episodes.returns)
     known = positions[np.isfinite(positions)]
-    ids = dict.fromkeys(str(writer.about_or_empty.environment.get("id") or "") for writer in trace.readers)
+    ids = dict.fromkeys(str(writer.about_or_empty.environment.get("id") or "") for writer in index_of(trace).readers)
     return _Run(
         directory=str(trace.directory),
         environments=tuple(ids),
@@ -258,10 +259,10 @@ def _run_of(trace: Trace, x: str) -> _Run:
 
 def episodes_by_end(trace: Trace) -> tuple[EpisodeArrays, Array]:
     """Return the episodes in the order of their ends, unfinished ones last, and the first row of each in the table."""
-    codes = outcome_codes(trace.content)
+    codes = outcome_codes(index_of(trace))
     episodes = episode_arrays(trace, codes, np.zeros(len(codes), np.int64), reads_objectives=False)
     by_end = np.argsort(np.where(episodes.end == UNKNOWN_TIME, _LAST, episodes.end), kind="stable")
-    order, first = by_episode(trace.content)
+    order, first = by_episode(index_of(trace))
     return episodes.take(by_end), order[first][by_end]
 
 

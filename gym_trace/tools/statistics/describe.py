@@ -19,7 +19,8 @@ from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import FAILED
 from gym_trace.playback.episode_columns import objective_returns
-from gym_trace.playback.trace import Trace, TraceLike, as_trace
+from gym_trace.playback.episode_index import index_of, whole_of
+from gym_trace.playback.trace import Trace, TraceLike, as_trace, storage_of
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import integer, shown
 from gym_trace.storage.opening import folders_at, storage_at
@@ -67,9 +68,9 @@ def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
     trace = as_trace(trace)
     if brief:
         return _progress_of(trace)
-    with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts))
+    with_episodes_first = sorted(index_of(trace).readers, key=lambda writer: not len(writer.parts))
     first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
-    writers = [_describe_writer(trace, writer) for writer in trace.readers]
+    writers = [_describe_writer(trace, writer) for writer in index_of(trace).readers]
     return {
         "directory": str(trace.directory),
         "environment": plain(first.get("environment")),
@@ -84,7 +85,7 @@ def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),
         "steps": sum(writer["steps"] for writer in writers),
-        "bytes": trace.bytes_on_disk,
+        "bytes": storage_of(trace).allocated(),
         "writers": writers,
         "damage": [list(damage) for damage in trace.damage],
     }
@@ -106,10 +107,10 @@ def _function_of(environment: Any) -> str | None:
 
 def _progress_of(trace: Trace) -> dict[str, Any]:
     return {
-        "episodes": sum(_episodes_of(writer) for writer in trace.readers),
-        "steps": sum(writer.steps for writer in trace.readers),
-        "bytes": trace.bytes_on_disk,
-        "recording": sum(writer.alive for writer in trace.readers),
+        "episodes": sum(_episodes_of(writer) for writer in index_of(trace).readers),
+        "steps": sum(writer.steps for writer in index_of(trace).readers),
+        "bytes": storage_of(trace).allocated(),
+        "recording": sum(writer.alive for writer in index_of(trace).readers),
     }
 
 
@@ -165,7 +166,7 @@ def _episodes_of(writer: WriterReader) -> int:
 
 
 def _seeds(trace: Trace) -> dict[str, Any]:
-    table = trace.content
+    table = index_of(trace)
     order, begin = by_episode(table)
     seeded = table["seed"][order[begin]] != wire.NO_SEED
     first = np.sort(order[begin][seeded])[:_FIRST_SEEDS].tolist()
@@ -253,12 +254,12 @@ def _traces_in(path: str, deepest: int, until: float) -> Iterator[str]:
                 continue
 
 
-def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Array] | None = None) -> dict[str, Any]:
+def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Trace] | None = None) -> dict[str, Any]:
     """Summarize a trace as plain data for JSON. Reads the index; if rewards are several numbers each, also the rewards.
 
     Args:
         directory: directory of the trace.
-        select: returns the indices of the episodes that episodes, steps, return and times describe; None: all.
+        select: returns a view of the episodes that episodes, steps, return and times describe; None: all.
 
     Returns:
         directory; environments: ids, or None for an environment without; episodes; steps; return: mean of complete
@@ -276,24 +277,23 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         trace = Trace(directory)
     except (TraceError, OSError) as error:
         return row | {"state": "unreadable", "problem": shown(str(error), 1000)[1:-1]}
-    indices = range(len(trace)) if select is None else select(trace)
-    chosen = trace if len(indices) == len(trace) else trace[indices]
+    chosen = trace if select is None else select(trace)
     summary = summarize(chosen)
     means = [objective["mean"] for objective in summary["objectives"]]
-    writers = Counter(state_of(writer) for writer in trace.readers)
+    writers = Counter(state_of(writer) for writer in index_of(trace).readers)
     problems = [f"{damage.path}: {damage.problem}" for damage in trace.damage]
-    problems += (problem for writer in trace.readers for problem in _manifest_mismatches(writer))
-    ids = dict.fromkeys(_id_of(writer.about_or_empty.environment) for writer in chosen.readers)
+    problems += (problem for writer in index_of(trace).readers for problem in _manifest_mismatches(writer))
+    ids = dict.fromkeys(_id_of(writer.about_or_empty.environment) for writer in index_of(chosen).readers)
     return row | {
         "environments": list(ids),
         "episodes": summary["episodes"],
         "steps": summary["steps"],
         "return": means if means and summary["return"]["mean"] is None else summary["return"]["mean"],
-        "bytes": trace.bytes_on_disk,
+        "bytes": storage_of(trace).allocated(),
         "state": "damaged" if problems else next(state for state in STATES if writers[state]),
         "writers": {state: writers[state] for state in STATES if writers[state]},
-        "start_time": _time(chosen.content["start_time"], np.min),
-        "end_time": _time(chosen.content["end_time"], np.max),
+        "start_time": _time(index_of(chosen)["start_time"], np.min),
+        "end_time": _time(index_of(chosen)["end_time"], np.max),
         "problem": problems[0] if problems else None,
     }
 
@@ -337,7 +337,7 @@ def list_episodes(trace: TraceLike) -> Iterator[dict[str, Any]]:
         numbers each.
     """
     trace = as_trace(trace)
-    whole, chosen = trace.whole, trace.chosen
+    whole, chosen = whole_of(trace), index_of(trace).whole_indices
     for begin in range(0, len(chosen), _BLOCK):
         indices = chosen[begin : begin + _BLOCK]
         table = whole.episodes[indices]
@@ -365,7 +365,7 @@ def _returns(trace: Trace, indices: Array, indexed: list[float]) -> list[Any]:
 
 
 def _episode_row(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
-    writer = trace.readers[row["writer"]]
+    writer = index_of(trace).readers[row["writer"]]
     row["writer"], row["split"] = writer.writer, writer.split
     if row["seed"] < 0:  # missing, or too large for the table
         row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed

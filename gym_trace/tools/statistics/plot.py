@@ -12,6 +12,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.printable import printable
@@ -67,11 +68,11 @@ def plot_episodes(trace: TraceLike, path: str | os.PathLike[str], *, by: str | N
     """
     ending = _ending(path)
     trace = as_trace(trace)
-    codes = outcome_codes(trace.content)
+    codes = outcome_codes(index_of(trace))
     names, _, groups = grouping(trace, by, codes)
     episodes = episode_arrays(trace, codes, groups)
     episodes = episodes.take(np.argsort(episodes.start, kind="stable"))
-    ids = dict.fromkeys(writer.about_or_empty.environment.get("id") for writer in trace.readers)
+    ids = dict.fromkeys(writer.about_or_empty.environment.get("id") for writer in index_of(trace).readers)
     counts = f"{len(episodes.steps):,} episodes, {int(episodes.steps.sum()):,} steps"
     environments = _cut(", ".join(str(env_id) for env_id in ids if env_id))
     title = "   ·   ".join(filter(None, (_cut(trace.directory.name), environments, counts)))

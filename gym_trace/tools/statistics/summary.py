@@ -13,6 +13,7 @@ from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.agent_returns import agent_returns
 from gym_trace.playback.episode_columns import complete_rows, objective_returns, repeated_steps
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.episode_table import Columns, outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -82,11 +83,11 @@ def summarize(
         CorruptTrace: columns are damaged. Without columns, the call still works.
     """
     trace = as_trace(trace)
-    codes = outcome_codes(trace.content)
+    codes = outcome_codes(index_of(trace))
     names, of_writer, groups = grouping(trace, by, codes)
-    agents = agent_returns(trace.content, trace.scan)
+    agents = agent_returns(index_of(trace), trace.scan)
     episodes = episode_arrays(trace, codes, groups, agents.values)
-    writers = trace.readers if trace.whole is trace else None  # a view shares the files
+    writers = index_of(trace).readers if whole_of(trace) is trace else None  # a view shares the files
     summary = {"directory": str(trace.directory), **_summary(episodes, agents.names, len(trace), writers)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     if by is not None:
@@ -98,7 +99,11 @@ def summarize(
         for i, name in enumerate(names):
             if by == "outcome" and not len(members[i]):
                 continue
-            own = [writer for writer, group in zip(trace.readers, of_writer) if group == i] if have_own_files else None
+            own = (
+                [writer for writer, group in zip(index_of(trace).readers, of_writer) if group == i]
+                if have_own_files
+                else None
+            )
             summary["groups"][name] = _summary(
                 episodes.take(members[i]), agents.names, parts[i], own or None, by == "outcome"
             )
@@ -121,11 +126,11 @@ def grouping(trace: Trace, by: str | None, codes: Array) -> tuple[list[str], lis
         raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
     if by == "outcome":
         return list(OUTCOMES), [], codes
-    keys_by = {"split": [writer.about_or_empty.split for writer in trace.readers], "writer": trace.writers}
-    keys = keys_by.get(str(by), [""] * len(trace.readers))
+    keys_by = {"split": [writer.about_or_empty.split for writer in index_of(trace).readers], "writer": trace.writers}
+    keys = keys_by.get(str(by), [""] * len(index_of(trace).readers))
     names = list(dict.fromkeys(keys))
     of_writer = [names.index(key) for key in keys]
-    return names, of_writer, np.array(of_writer, np.int64)[trace.content["writer"]]
+    return names, of_writer, np.array(of_writer, np.int64)[index_of(trace)["writer"]]
 
 
 # -- from the index ---------------------------------------------------------------------------------------------------
@@ -178,7 +183,7 @@ def episode_arrays(
     trace: Trace, codes: Array, groups: Array, agents: Array | None = None, reads_objectives: bool = True
 ) -> EpisodeArrays:
     """codes, groups, agents: outcome, group and returns of agents of each row of trace.episodes."""
-    table = trace.content
+    table = index_of(trace)
     order, begin = by_episode(table)
     first = order[begin]
 
@@ -189,11 +194,11 @@ def episode_arrays(
             return np.add.reduceat(values, begin, axis=0) if len(begin) < len(table) else values
 
     steps, returns = summed(table["steps"]), summed(table["return"])
-    repeated = summed(repeated_steps(table, trace.readers))
+    repeated = summed(repeated_steps(table, index_of(trace).readers))
     objectives, of_agents = summed(objective_returns(table, trace.scan) if reads_objectives else None), summed(agents)
-    lacks_steps = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
+    lacks_steps = np.array([writer.about_or_empty.has_only_statistics for writer in index_of(trace).readers], bool)
     lengths = np.where(lacks_steps[table["writer"][first]], table["first_step"][first], steps)
-    complete = complete_rows(table, trace.readers, first, lengths)
+    complete = complete_rows(table, index_of(trace).readers, first, lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
     start, end = start.view(np.int64), end.view(np.int64)
     group, outcome = groups[first], codes[first]

@@ -18,6 +18,7 @@ from gym_trace.data.showing.pictures import is_picture, picture_of
 from gym_trace.data.values import Array, row_of
 from gym_trace.envs.opengl import opengl_hint
 from gym_trace.errors import RenderingError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import error_text
 from gym_trace.tools.replay.lanes import Lane
@@ -170,7 +171,7 @@ def picture_leaf(layout: Layout, smallest: int = 1) -> Leaf | None:
 
 def observes_pictures(trace: Trace, index: int, smallest: int = 1) -> bool:
     """Return True if an episode's observations have images with sides of at least `smallest` pixels."""
-    return picture_leaf(trace.writer_of(index).layouts.observations, smallest) is not None
+    return picture_leaf(index_of(trace).locate(index)[0].layouts.observations, smallest) is not None
 
 
 # -- captions ---------------------------------------------------------------------------------------------------------

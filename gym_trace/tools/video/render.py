@@ -14,6 +14,7 @@ import gymnasium
 
 from gym_trace.data.showing.pictures import as_picture, picture_of
 from gym_trace.errors import InvalidOption, RenderingError, warn
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.storage.local import refuse_url
 from gym_trace.tools.replay.making import Making, Played, replays
@@ -191,7 +192,7 @@ class _Film:
             from gym_trace.recording.video_writers import WRITERS
 
             return WRITERS[self.form](self.path, rate)
-        name = self._trace.writer_of(self.index).about.environment.get("id")
+        name = index_of(self._trace).locate(self.index)[0].about.environment.get("id")
         return CastWriter(self.path, rate, f"{name or 'episode'} {self.index}")
 
     def show(self, frame: Any, step: int, fps: float) -> None:

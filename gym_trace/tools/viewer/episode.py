@@ -20,6 +20,7 @@ from gym_trace.data.showing.pictures import is_picture, picture_of, picture_size
 from gym_trace.data.showing.text import moment, number
 from gym_trace.data.values import Array, Misfit
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.leaf_rows import LeafRows
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.trace import Trace
@@ -113,7 +114,7 @@ class ViewedEpisode:
             raise IndexError(f"no episode {index}; the trace has {len(trace)}")
         self.trace, self.index = trace, index
         self.episode: Episode = trace[index]
-        self._writer, self._row = trace.place_of(index)
+        self._writer, self._row = index_of(trace).locate(index)
         self._cache, self._curves = cache, curves
         self._opinions = dict((opinions or {}).get(self.key, {}))
         self._columns: dict[str, ViewColumn] | None = None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.values import Array
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.statistics.comparison import AXES, episodes_by_end, positions_on, window_of
 from gym_trace.tools.statistics.summary import UNKNOWN_TIME
@@ -31,7 +32,7 @@ class History:
         self._rows, self._returns = rows[counted], episodes.returns[counted]
         self._x = {x: values for x, values in positions.items() if not len(values) or np.isfinite(values).any()}
         # In this column, the episodes of a part of the curve are a range.
-        index, ends = trace.chosen[self._rows], episodes.end[counted]
+        index, ends = index_of(trace).whole_indices[self._rows], episodes.end[counted]
         is_known = bool((ends != UNKNOWN_TIME).all())
         self._term = "index" if not is_known or bool((np.diff(index) > 0).all()) else "end_time"
         self._at = index.astype(np.float64) if self._term == "index" else ends / 1e6
@@ -62,7 +63,7 @@ class History:
             low, high = np.percentile(windows, _BAND, axis=1) if len(last) else (np.empty(0), np.empty(0))
             arrays = {"mean": windows.mean(axis=1), "low": low, "high": high}
         arrays |= {name: at[shown] for name, at in (known | x).items()}
-        arrays |= {"episode": self.trace.chosen[rows[shown]], "selected": is_selected[shown]}
+        arrays |= {"episode": index_of(self.trace).whole_indices[rows[shown]], "selected": is_selected[shown]}
         arrays |= {"at": self._at[counted][shown]}
         x |= {axis: known[axis] for axis in (VERSION,) if axis in known}
         arrays |= {f"mean_{axis}": at[last] for axis, at in x.items()}

@@ -16,6 +16,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.returns import numbers_of
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.scan import Scan
 from gym_trace.playback.trace import Trace
@@ -148,7 +149,7 @@ class Figures:
 
     def _kept(self, before: Figures) -> Array:
         """Take over the figures of episodes that have not changed; return True for the others."""
-        numbers = {reader.writer: number for number, reader in enumerate(self.trace.readers)}
+        numbers = {reader.writer: number for number, reader in enumerate(index_of(self.trace).readers)}
         both = np.concatenate([_identities(trace, numbers) for trace in (before.trace, self.trace)])
         order, count = np.lexsort(both.T), len(before.trace)  # stable: an earlier state stays first
         old, new = order[:-1], order[1:]
@@ -167,7 +168,7 @@ class Figures:
         begin_of[rows] = ends - steps - first
         paths: dict[str, Path] = {"rewards": ("rewards",), **self._paths}
         columns = {name: np.full(ends[-1], np.nan) for name in paths}
-        for block in Scan(self.trace.content, set(paths.values()), rows, on_damage=lambda damage: None):
+        for block in Scan(index_of(self.trace), set(paths.values()), rows, on_damage=lambda damage: None):
             places = np.repeat(begin_of[block.episode] + block.first_step - block.step_offsets[:-1], block.lengths)
             places += np.arange(block.size)
             for name, path in paths.items():
@@ -189,7 +190,9 @@ def available(trace: Trace) -> list[str]:
 
 
 def _figures_of(trace: Trace) -> dict[str, Path]:
-    stored = {path: None for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
+    stored = {
+        path: None for reader in index_of(trace).readers for batch in reader.read_batches for path in batch.totals
+    }
     found = {figure: annotation(kind, stored) for figure, kind in _OF.items()}
     return {figure: path for figure, path in found.items() if path is not None}
 
@@ -197,7 +200,9 @@ def _figures_of(trace: Trace) -> dict[str, Path]:
 def _identities(trace: Trace, numbers: Mapping[str, int]) -> Array:
     """Return (episodes, 5) int64: what identifies each episode, and what it has so far. numbers: of the writers."""
     table = trace.episodes
-    writers = np.array([numbers.get(reader.writer, -1) for reader in trace.readers], np.int64)[table["writer"]]
+    writers = np.array([numbers.get(reader.writer, -1) for reader in index_of(trace).readers], np.int64)[
+        table["writer"]
+    ]
     names = ("episode_id", "first_step", "steps", "end_time")
     return np.stack([writers, *(table[name].astype(np.int64) for name in names)], axis=1)
 

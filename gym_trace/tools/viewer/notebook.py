@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_trace.data.episode import Episode
 from gym_trace.errors import TraceError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.opened import OnDisk
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.viewer.answers import Answers
@@ -41,7 +42,11 @@ def _of_trace(trace: Trace) -> str | None:
     table = trace.episodes
     if not 0 < len(table) <= _MOST_LISTED:
         return None
-    first = [number for number, steps in zip(trace.chosen.tolist(), table["steps"].tolist()) if steps <= _MOST_STEPS]
+    first = [
+        number
+        for number, steps in zip(index_of(trace).whole_indices.tolist(), table["steps"].tolist())
+        if steps <= _MOST_STEPS
+    ]
     still = _still(trace[len(trace) // 2])
     return embedded(Answers([trace], is_shared=True), first[:_MOST_EPISODES], _MOST_BYTES, whole=True, still=still)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from gym_trace.data.values import Array
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.recording.processes.fleet import Job, Lost
 from gym_trace.recording.processes.local import LocalProcesses
@@ -152,7 +153,7 @@ def _position(step: int | None, column: str | None) -> int:
 
 def _key(trace: Trace, row: int) -> Key:
     entry = trace.episodes[row]
-    return trace.readers[int(entry["writer"])].writer, int(entry["episode_id"])
+    return index_of(trace).readers[int(entry["writer"])].writer, int(entry["episode_id"])
 
 
 def _plural(count: int, noun: str) -> str:
@@ -163,7 +164,7 @@ def _linted(trace: Trace, recipe: Recipe, where: str, report: _Report) -> tuple[
     codes = []
     for found in lint_trace(trace, on_progress=report.progress):
         codes.append(found.code)
-        row = None if found.episode is None else int(np.flatnonzero(trace.chosen == found.episode)[0])
+        row = None if found.episode is None else int(np.flatnonzero(index_of(trace).whole_indices == found.episode)[0])
         position = None
         if row is not None and found.step is not None:
             position = max(0, _position(found.step - int(trace.episodes["first_step"][row]), found.column))

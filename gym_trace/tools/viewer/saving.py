@@ -18,6 +18,7 @@ import numpy as np
 from gym_trace.data.showing.pictures import png
 from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.storage.staging import replaced_file
 from gym_trace.tools.viewer import container, page
@@ -124,7 +125,7 @@ def _add_episodes(
     saved: list[list[int]] = [[] for _ in answers.traces]
     done = 0
     for trace in answers.traces:
-        for episode in trace.trace.chosen.tolist():
+        for episode in index_of(trace.trace).whole_indices.tolist():
             if not body.add_if_fits(answers_of(trace, episode)):
                 return saved
             saved[trace.number].append(episode)

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.directory import kind_of
+from gym_trace.playback.episode_index import whole_of
 from gym_trace.playback.trace import Trace, TraceLike, as_trace, storage_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import replaced_file
@@ -112,7 +113,7 @@ def save_site(
 def _path_inside(trace: Trace, site: Path) -> str | None:
     """Return the path of a whole trace below the site; None for a view, and for a trace elsewhere."""
     storage = storage_of(trace)
-    if trace.whole is not trace or not isinstance(storage, LocalStorage):
+    if whole_of(trace) is not trace or not isinstance(storage, LocalStorage):
         return None
     path = Path(trace.directory).resolve()
     return path.relative_to(site.resolve()).as_posix() if site.resolve() in path.parents else None

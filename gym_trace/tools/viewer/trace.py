@@ -22,6 +22,8 @@ from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import sizes_of
 from gym_trace.format.facts import FLAGS, changed_facts, with_flag
 from gym_trace.playback.agent_returns import agent_returns
+from gym_trace.playback.episode_columns import episodes_where
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_columns import values_of_steps
@@ -97,7 +99,7 @@ class ViewedTrace:
     @property
     def is_live(self) -> bool:
         """True while a process records into the trace."""
-        return any(writer.alive for writer in self.trace.readers)
+        return any(writer.alive for writer in index_of(self.trace).readers)
 
     def refresh(self) -> bool:
         """Update the trace if its files may have changed. Return True if there is anything new."""
@@ -105,10 +107,10 @@ class ViewedTrace:
             listed = self._files()
             if not self.is_live and listed == self._listed:
                 return False
-            before, was_live = self.trace.readers, self.is_live
+            before, was_live = index_of(self.trace).readers, self.is_live
             self._live.refresh()
             self._listed = listed
-            if self._live.readers == before:
+            if index_of(self._live).readers == before:
                 return False
             with self._lock:
                 self.trace = copy.copy(self._live)
@@ -156,13 +158,13 @@ class ViewedTrace:
     def read_agents(self, on_progress: Progress | None = None) -> None:
         """Read the returns of the agents, which are then columns of the list. While it is recorded, nothing is read."""
         trace, found = self.trace, dict[str, Array]()
-        if self.is_live or not any(reader.about_or_empty.agents for reader in trace.readers):
+        if self.is_live or not any(reader.about_or_empty.agents for reader in index_of(trace).readers):
             return
         for start in range(0, len(trace), _READ_AT_ONCE):
             if on_progress is not None:
                 on_progress(start, len(trace))
             part = trace[start : start + _READ_AT_ONCE]
-            names, values = agent_returns(part.content, part.scan)
+            names, values = agent_returns(index_of(part), part.scan)
             for name, returns in zip(names, values.T):
                 if isinstance(name, str) and (name in found or len(found) < _MOST_AGENTS):
                     found.setdefault(name, np.full(len(trace), np.nan))[start : start + len(part)] = returns
@@ -179,7 +181,7 @@ class ViewedTrace:
     def _is_damaged(self, trace: Trace, table: Array) -> Array:
         """Return True for episodes of the table with unreadable steps."""
         found = np.zeros(len(table), bool)
-        for place, writer in enumerate(trace.readers if self._damaged else ()):
+        for place, writer in enumerate(index_of(trace).readers if self._damaged else ()):
             ids = list(self._damaged.get(writer.writer, {}))
             found |= (table["writer"] == place) & np.isin(table["episode_id"], ids)
         return found
@@ -187,7 +189,7 @@ class ViewedTrace:
     def list_only(self, numbers: list[int]) -> None:
         """List only these episodes from now on, by their numbers in the whole trace."""
         with self._lock:
-            self.trace = self.trace[np.isin(self.trace.chosen, numbers)]
+            self.trace = self.trace[np.isin(index_of(self.trace).whole_indices, numbers)]
             self._changed()
 
     def has_changed(self) -> None:
@@ -202,8 +204,8 @@ class ViewedTrace:
     def episode(self, index: int) -> ViewedEpisode:
         """Return an episode by its number in the whole trace. Raises IndexError."""
         trace = self.trace
-        if trace.whole is not trace:
-            found = np.flatnonzero(trace.chosen == index)
+        if whole_of(trace) is not trace:
+            found = np.flatnonzero(index_of(trace).whole_indices == index)
             if not len(found):
                 raise IndexError(f"no episode {index} among the chosen ones")
             index = int(found[0])
@@ -214,7 +216,7 @@ class ViewedTrace:
     def facts(self) -> dict[str, Any]:
         """Return the description of the trace, which the page requests first."""
         trace = self.trace
-        table, readers = trace.episodes, trace.readers
+        table, readers = trace.episodes, index_of(trace).readers
         ids = [writer.about_or_empty.environment.get("id") for writer in readers]
         damages = self._damages or trace.damage
         damage = [f"{Path(one.path).name if self._is_shared else one.path}: {one.problem}" for one in damages]
@@ -242,7 +244,7 @@ class ViewedTrace:
 
     def _spaces(self) -> dict[str, str]:
         try:
-            layouts = self.trace.readers[0].layouts
+            layouts = index_of(self.trace).readers[0].layouts
         except CorruptTrace:
             return {}
         return {
@@ -329,11 +331,15 @@ class ViewedTrace:
         """Return the numbers of episodes."""
         trace = self.trace
         rows = np.flatnonzero(np.isin(trace.episodes["episode_id"], [number for _, number in keys]))
-        return {key: int(trace.chosen[row]) for row, key in zip(rows.tolist(), self._keys(trace, rows)) if key in keys}
+        return {
+            key: int(index_of(trace).whole_indices[row])
+            for row, key in zip(rows.tolist(), self._keys(trace, rows))
+            if key in keys
+        }
 
     @staticmethod
     def _keys(trace: Trace, rows: Array) -> list[Key]:
-        names, table = [reader.writer for reader in trace.readers], trace.episodes[rows]
+        names, table = [reader.writer for reader in index_of(trace).readers], trace.episodes[rows]
         return [(names[writer], number) for writer, number in zip(table["writer"], table["episode_id"].tolist())]
 
     # -- the table of episodes ----------------------------------------------------------------------------------------
@@ -345,7 +351,7 @@ class ViewedTrace:
             return known[2]
         version, codes = self.version, np.zeros(len(trace), np.uint8)
         for code, flag in enumerate(FLAGS, 1) if "flags" in trace.facts else ():
-            codes[trace.find_episodes(f'flag == "{flag}"')] = code
+            codes[episodes_where(trace, f'flag == "{flag}"')] = code
         self._known_flags = trace, version, codes
         return codes
 
@@ -354,7 +360,7 @@ class ViewedTrace:
         trace = self.trace
         chosen = self._selected(trace, where, search, sort)
         rows = chosen[max(0, offset) :][: len(chosen) if limit is None else max(0, min(limit, MOST_ROWS))]
-        numbers = {"episode": trace.chosen[rows].astype(np.int32)}
+        numbers = {"episode": index_of(trace).whole_indices[rows].astype(np.int32)}
         table = trace.episodes[rows]
         flags = self._flags(trace)[rows]
         listed = [("episode", "number", "#"), ("length", "number", "length"), ("return", "number", "return")]
@@ -405,7 +411,7 @@ class ViewedTrace:
     @staticmethod
     def _texts(trace: Trace) -> dict[str, list[str]]:
         """Return text columns, with one text per writer."""
-        schemas = [writer.about_or_empty for writer in trace.readers]
+        schemas = [writer.about_or_empty for writer in index_of(trace).readers]
         return {
             "split": [schema.split for schema in schemas],
             "environment": [str(schema.environment.get("id") or "") for schema in schemas],
@@ -418,14 +424,14 @@ class ViewedTrace:
             if trace is self.trace and key in self._selections:
                 self._selections.move_to_end(key)
                 return self._selections[key]
-        by_start = "start_time" if trace.whole is trace else None  # a view keeps its order
+        by_start = "start_time" if whole_of(trace) is trace else None  # a view keeps its order
         figure = key[2].removeprefix("-")
         if figure in available(trace):
-            chosen = trace.find_episodes(key[0] or None, sort=by_start)
+            chosen = episodes_where(trace, key[0] or None, sort=by_start)
             values = self._figures_for(trace)[figure][chosen]
             chosen = chosen[np.argsort(-values if key[2].startswith("-") else values, kind="stable")]
         else:
-            chosen = trace.find_episodes(key[0] or None, sort=_order(key[2]) or by_start)
+            chosen = episodes_where(trace, key[0] or None, sort=_order(key[2]) or by_start)
         if key[1]:
             chosen = chosen[self._matches(trace, key[1])[chosen]]
         with self._lock:
@@ -442,7 +448,7 @@ class ViewedTrace:
         if text.isascii() and text.isdecimal():  # ids of writers are full of digits
             number = min(int(text[:20]), _LARGEST)
             found |= table["seed"] == number
-            found |= trace.chosen == number
+            found |= index_of(trace).whole_indices == number
             return found
         columns = [(list(OUTCOMES), outcome_codes(table)), (["", *FLAGS], self._flags(trace))]
         columns += [(names, table["writer"]) for names in self._texts(trace).values()]
@@ -504,7 +510,7 @@ class ViewedTrace:
         sizes = trace.episodes["steps"]
         episodes = chosen[:: 1 + int(sizes[chosen].sum()) // _MOST_READ]
         every = 1 + int(sizes[episodes].sum()) // _MOST_PAIRS
-        blocks = values_of_steps(trace.content, f"{x}, {y}", episodes, on_damage=lambda damage: None)
+        blocks = values_of_steps(index_of(trace), f"{x}, {y}", episodes, on_damage=lambda damage: None)
         return {**heat(blocks, every), "every": every, "episodes": len(episodes), "of": len(chosen)}
 
     # -- flags --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 from gym_trace.data.schema import WriterSchema, as_map
 from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
@@ -109,7 +110,7 @@ class WhatIf:
                 for option, acting in (("?sample", "sampled"), ("", "likeliest action")):
                     name = f"run:{run}{suffix}{option}"
                     choices.setdefault(name, Choice(f"{label}, {acting}", name))
-        named = _policy_of(one.trace.place_of(one.index)[0].about_or_empty)
+        named = _policy_of(index_of(one.trace).locate(one.index)[0].about_or_empty)
         if named.startswith("run:"):
             text = f"the trace names its policy, {named}: files there would be read. Pass --trust if you trust it"
             choices.setdefault(named, Choice(f"as recorded: {named}", named, text))
@@ -126,7 +127,7 @@ class WhatIf:
         """Return the branches of an episode in a trace, by writer. Those without their first steps are left out."""
         trace, origin = other.trace, (one.episode.writer, one.episode.episode_id)
         found = []
-        for number, reader in enumerate(trace.readers):
+        for number, reader in enumerate(index_of(trace).readers):
             about = reader.about_or_empty
             step, table = about.branch.get("step"), trace.episodes
             if (about.branch.get("writer"), about.branch.get("episode_id")) != origin or type(step) is not int:
@@ -152,7 +153,10 @@ class WhatIf:
                     "episodes": [
                         {"episode": int(index), "return": finite, "length": length, "outcome": outcome}
                         for index, finite, length, outcome in zip(
-                            trace.chosen[rows], map(_finite, returns.tolist()), lengths.tolist(), outcomes
+                            index_of(trace).whole_indices[rows],
+                            map(_finite, returns.tolist()),
+                            lengths.tolist(),
+                            outcomes,
                         )
                     ],
                     "command": self._command(one, step, policy, len(rows), seed, Path(trace.directory).name),
@@ -165,7 +169,7 @@ class WhatIf:
         making, directory = self._recipe.making, str(one.trace.directory)
         if making.make_env is not None:
             return None
-        number = int(one.trace.chosen[one.index])
+        number = int(index_of(one.trace).whole_indices[one.index])
         words = ["gym-trace", "branch", directory, "--episode", number, "--step", step, "--policy", policy]
         words += ["--episodes", episodes, *(["--seed", seed] if type(seed) is int else [])]
         words += ["--from", start] if (start := start_of(one.trace, one.index, self._recipe)) != AUTO else []

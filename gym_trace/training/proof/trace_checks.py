@@ -19,6 +19,7 @@ from gym_trace.envs.make import completed
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, is_whole, recipe_of, recorded_factory, recorded_recipe
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, ReplayDiverged
 from gym_trace.format.facts import NAME as FACTS
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
 from gym_trace.tools.integrity.repair import check_trace
@@ -92,7 +93,7 @@ def replay(
     proof.doing, proof.done, proof.out_of = "episode", 0, len(trace)
     identical, reasons = 0, Counter[str]()
     try:
-        described = [_played_in(writer.env_spec, make_env) for writer in trace.readers if len(writer.parts)]
+        described = [_played_in(writer.env_spec, make_env) for writer in index_of(trace).readers if len(writer.parts)]
         for verdict in verify_trace(trace, make_env=make_env, trust=trust):
             proof.done += 1
             if verdict.verdict == "differs":

@@ -50,7 +50,7 @@ def trace(tmp_path: Path) -> Trace:
 
 
 def places(trace: Trace, *args: Any, **options: Any) -> list[int]:
-    return trace.select(*args, **options).chosen.tolist()  # type: ignore[no-any-return]
+    return trace.select(*args, **options).indices.tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_episodes_are_selected_by_condition(trace: Trace, where: str, expected: 
 
 def test_selecting_from_a_view_keeps_the_index_of_the_trace(trace: Trace) -> None:
     view = trace.select(sort="-steps, index")
-    assert view.chosen.tolist() == [3, 0, 7, 2, 6, 1, 5, 4]
+    assert view.indices.tolist() == [3, 0, 7, 2, 6, 1, 5, 4]
     assert [len(episode) for episode in view] == [9, 5, 4, 3, 3, 2, 2, 1]
     assert places(view, "index < 4") == [3, 0, 2, 1]
-    assert places(view, sample=3, seed=1) == [p for p in view.chosen if p in places(view, sample=3, seed=1)]
+    assert places(view, sample=3, seed=1) == [p for p in view.indices if p in places(view, sample=3, seed=1)]
     assert view.select("split == 'eval'", limit=2).writers == ["second"]
 
 
@@ -185,12 +185,12 @@ def with_stubs(directory: Path) -> Trace:
 
 def test_best_and_worst_are_complete_unless_where_names_the_outcome(tmp_path: Path) -> None:
     trace = with_stubs(tmp_path)
-    assert trace.select(best=2).chosen.tolist() == [2, 3]
-    assert trace.select(worst=2).chosen.tolist() == [0, 3]
-    assert trace.select(best=99).chosen.tolist() == [2, 3, 0]
-    assert trace.select("outcome in ['cut', 'closed', 'terminated']", best=1).chosen.tolist() == [1]
-    assert trace.select("not outcome == 'terminated'", worst=1).chosen.tolist() == [4]
-    assert trace[:2].select(best=1).chosen.tolist() == [0]
+    assert trace.select(best=2).indices.tolist() == [2, 3]
+    assert trace.select(worst=2).indices.tolist() == [0, 3]
+    assert trace.select(best=99).indices.tolist() == [2, 3, 0]
+    assert trace.select("outcome in ['cut', 'closed', 'terminated']", best=1).indices.tolist() == [1]
+    assert trace.select("not outcome == 'terminated'", worst=1).indices.tolist() == [4]
+    assert trace[:2].select(best=1).indices.tolist() == [0]
     for words in ({"best": 1, "worst": 1}, {"best": 1, "sort": "seed"}, {"worst": 1, "limit": 1}, {"best": -1}):
         with pytest.raises(InvalidOption):
             trace.select(**words)
@@ -198,10 +198,10 @@ def test_best_and_worst_are_complete_unless_where_names_the_outcome(tmp_path: Pa
 
 def test_an_order_of_returns_has_incomplete_episodes_last(tmp_path: Path) -> None:
     trace = with_stubs(tmp_path)
-    assert trace.select(sort="return").chosen.tolist() == [0, 3, 2, 4, 1]
-    assert trace.select(sort="-return", limit=1).chosen.tolist() == [2]
-    assert trace.select("outcome != 'lost'", sort="-return").chosen.tolist() == [1, 2, 3, 0, 4]
-    assert trace.select(sort="-steps", limit=1).chosen.tolist() == [1]  # a length is that of the recording
+    assert trace.select(sort="return").indices.tolist() == [0, 3, 2, 4, 1]
+    assert trace.select(sort="-return", limit=1).indices.tolist() == [2]
+    assert trace.select("outcome != 'lost'", sort="-return").indices.tolist() == [1, 2, 3, 0, 4]
+    assert trace.select(sort="-steps", limit=1).indices.tolist() == [1]  # a length is that of the recording
 
 
 def test_every_command_takes_the_best_and_the_worst(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.exchange.formats.conformance import make_zoo
 from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.identity import KEY
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.writer_reader import WriterReader
 
 pa = pytest.importorskip("pyarrow")
@@ -116,7 +117,7 @@ def test_only_the_columns_that_are_asked_for_are_decoded(pictures: Path, decoded
 def test_batches_are_read_as_they_are_asked_for(pictures: Path, decoded: list[Any]) -> None:
     reader = open_trace(pictures).to_arrow(["observation"])
     reader.read_next_batch()
-    assert 0 < len({number for number, _ in decoded}) < len(open_trace(pictures).readers[0].chunk_positions)
+    assert 0 < len({number for number, _ in decoded}) < len(index_of(open_trace(pictures)).readers[0].chunk_positions)
 
 
 CONDITIONS: list[Any] = ["action == 3 and step > 40", (ds.field("action") == 3) & (ds.field("step") > 40)]
@@ -142,7 +143,7 @@ def test_other_columns_are_decoded_only_where_a_condition_holds(pictures: Path, 
 def test_conditions_of_episodes_are_those_of_select(recorded: Path) -> None:
     trace = open_trace(recorded)
     found = trace.to_arrow(["episode", "return"], "return > 50 and split == 'eval'", table="episodes").read_all()
-    assert found["episode"].to_pylist() == trace.select("return > 50 and split == 'eval'").chosen.tolist()
+    assert found["episode"].to_pylist() == trace.select("return > 50 and split == 'eval'").indices.tolist()
     same = trace.to_arrow(
         ["episode", "return"], (ds.field("return") > 50) & (ds.field("split") == "eval"), table="episodes"
     )
@@ -206,7 +207,7 @@ def test_partitions_begin_with_chunks(recorded: Path) -> None:
     trace = open_trace(recorded)
 
     def chunk_of(episode: int) -> tuple[str, int]:
-        reader, row = trace.place_of(episode)
+        reader, row = index_of(trace).locate(episode)
         first = reader.parts.first_of(np.array([row]))
         return reader.writer, int(np.searchsorted(reader.chunk_bounds, first, side="right")[0])
 
@@ -372,7 +373,7 @@ def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     cartpole(tmp_path, 300)
     (batch,) = tmp_path.glob("*.gtb")
-    chunks = open_trace(tmp_path).readers[0].batches[0].chunks
+    chunks = index_of(open_trace(tmp_path)).readers[0].batches[0].chunks
     flip(batch, int(chunks["offset"][0]) + int(chunks["length"][0]) // 2)  # damages the observations
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ from legacy_recordings import LEGACY, RECORDINGS, LegacyRecorder, import_episode
 from gym_trace import import_trace, open_trace
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import UnreadableRecording
+from gym_trace.playback.episode_index import index_of
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -115,7 +116,7 @@ def test_imports_of_old_recordings_invent_nothing(tmp_path: Path) -> None:
     assert not episode.truncations.any()
     assert "imported from gym_recording" in trace.env_spec["note"]
     assert trace.metadata["manifest"] == "openaigym.trace.0.15564.manifest.json"
-    assert restore(trace.readers[0].schema["observation_space"]).shape == (4,)
+    assert restore(index_of(trace).readers[0].schema["observation_space"]).shape == (4,)
 
 
 def test_several_recorders_and_batches_keep_their_order_and_ids(tmp_path: Path) -> None:

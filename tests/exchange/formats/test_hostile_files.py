@@ -16,6 +16,7 @@ import pytest
 import gym_trace
 from gym_trace.data.json_values import untagged
 from gym_trace.errors import UnreadableRecording
+from gym_trace.playback.episode_index import index_of
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
@@ -324,7 +325,7 @@ def test_imports_ignore_file_names_in_metadata(tmp_path: Path) -> None:
     lies = {"origins": [[1, 2]], "host": "theirs", "batch": 3, "format": [9, 9]}
     out = forged(tmp_path, lambda known: [schema.update(lies) for schema in known["writers"].values()])
     gym_trace.import_trace(out, tmp_path / "again")
-    (reader,) = gym_trace.open_trace(tmp_path / "again").readers
+    (reader,) = index_of(gym_trace.open_trace(tmp_path / "again")).readers
     assert reader.schema["host"] == "unknown"
     assert "origins" not in reader.schema
 

@@ -12,6 +12,7 @@ from shell import ok, run
 
 from gym_trace import check_trace, import_trace, load_results, open_trace, summarize
 from gym_trace.errors import TraceNotFound, UnreadableRecording
+from gym_trace.playback.episode_index import index_of
 
 
 def test_load_results_returns_the_original_result_for_files_and_traces(tmp_path: Path) -> None:
@@ -30,8 +31,8 @@ def test_statistics_become_episodes_without_steps(tmp_path: Path) -> None:
     episode = trace[1]
     assert (episode.outcome, episode.first_step, len(episode), episode.reset_info) == ("lost", 20, 0, None)
     assert episode.end_time == 1795227283666579008  # the ns that the float was nearest to
-    assert trace.readers[1].schema["metadata"]["open_episode_type"] == "e"
-    assert (trace.env_spec["id"], trace.writer_of(0).schema["versions"]) == ("CartPole-v0", {"gym": "0.9.7"})
+    assert index_of(trace).readers[1].schema["metadata"]["open_episode_type"] == "e"
+    assert (trace.env_spec["id"], index_of(trace).locate(0)[0].schema["versions"]) == ("CartPole-v0", {"gym": "0.9.7"})
 
 
 def test_summaries_know_the_lengths_of_episodes_without_steps(tmp_path: Path) -> None:

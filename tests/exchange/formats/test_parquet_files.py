@@ -19,6 +19,7 @@ from gym_trace.exchange.formats.exporting import export
 from gym_trace.exchange.formats.importing import import_trace
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.column_selection import select_columns
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import EPISODE, Scan, StepRuns
 
 pa = pytest.importorskip("pyarrow")
@@ -224,7 +225,7 @@ def test_identities_of_many_episodes_equal_those_of_each(tmp_path: Path) -> None
 
 def _check_blocks(trace: Trace) -> list[StepRuns]:
     """Check that blocks have what the episodes have. Return them."""
-    blocks = list(Scan(trace.content, select_columns(trace, None).columns, order=EPISODE))
+    blocks = list(Scan(index_of(trace), select_columns(trace, None).columns, order=EPISODE))
     for run in (run for block in blocks for run in block.each()):
         start = int(run.starts_at[0])
         part = trace[int(run.episode[0])][start : start + run.size]
@@ -255,7 +256,7 @@ def test_episodes_of_lanes_that_lie_in_several_chunks_come_many_at_once(tmp_path
     envs.close()
     whole = open_trace(tmp_path / "lanes")
     assert len(whole) > 100
-    assert np.diff(whole.readers[0].parts.first).max() > 2
+    assert np.diff(index_of(whole).readers[0].parts.first).max() > 2
     assert len(_check_blocks(whole)) < 40
     _check_blocks(whole[::2])
     _check_blocks(whole[::-1])

@@ -16,6 +16,7 @@ import gym_trace
 from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import EnvironmentUnavailable, UnreadableRecording
 from gym_trace.exchange.formats.conformance import Loaded, check_importer
+from gym_trace.playback.episode_index import writer_agreed_on
 
 h5py = pytest.importorskip("h5py")
 
@@ -370,4 +371,4 @@ def test_files_that_lead_astray_are_refused(tmp_path: Path, make: Callable[[Path
 @pytest.mark.parametrize("env_args", ["", "[" * 5000, '{"env_name": 3, "type": [], "env_kwargs": "x"}', '{"type": 1}'])
 def test_a_malformed_environment_is_noted_as_unknown(tmp_path: Path, env_args: str) -> None:
     trace, _ = imported(of_robomimic(tmp_path / "file.hdf5", env_args=env_args), tmp_path)
-    assert "names no environment" in trace.writer_agreed_on("observation_space").schema["environment"]["note"]
+    assert "names no environment" in writer_agreed_on(trace, "observation_space").schema["environment"]["note"]

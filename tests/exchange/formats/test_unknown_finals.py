@@ -91,7 +91,7 @@ def test_an_episode_says_that_its_final_observation_is_a_placeholder(tmp_path: P
     assert trace[0][:STEPS].has_final_observation is False
     assert trace[0][: STEPS - 1].has_final_observation is True
     assert len(trace.select("not has_final_observation")) == 3
-    assert trace.select(sort="-has_final_observation, index").chosen.tolist() == [3, 0, 1, 2]
+    assert trace.select(sort="-has_final_observation, index").indices.tolist() == [3, 0, 1, 2]
 
 
 def test_edits_and_repairs_keep_what_is_known_of_final_observations(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from gym_trace.format.ring.chunk_builder import ChunkWriter
 from gym_trace.format.ring.lanes.decoder import LaneDecoder
 from gym_trace.format.ring.memory import LANES
 from gym_trace.format.ring.recovered import read_ring
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.vector import slabs as vector_slabs
 from gym_trace.storage.local import LocalStorage
 
@@ -393,7 +394,7 @@ def test_large_rows_of_each_lane_lie_in_chunks_of_their_own(tmp_path: Path) -> N
         env.step(np.zeros(4, np.int64))
     env.close()
     trace = open_trace(tmp_path / "t")
-    batch = trace.readers[0].batches[0]
+    batch = index_of(trace).readers[0].batches[0]
     bounds = np.cumsum([0, *batch.chunks["fragments"].tolist()])
     lanes = [set(batch.fragments["lane"][a:b].tolist()) for a, b in itertools.pairwise(bounds) if b - a]
     assert all(len(of_chunk) == 1 for of_chunk in lanes)

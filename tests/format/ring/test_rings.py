@@ -21,6 +21,7 @@ from gym_trace import Trace, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.ring.memory import sequence_of
+from gym_trace.playback.episode_index import index_of
 from gym_trace.storage.local import LocalStorage
 
 
@@ -131,9 +132,9 @@ def test_a_step_is_readable_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None
         trace.refresh()
         assert lengths(trace) == [(0, step, "running")]
     check(trace)
-    before = trace.readers
+    before = index_of(trace).readers
     trace.refresh()
-    assert trace.readers == before
+    assert index_of(trace).readers == before
     writer.die()
     trace.refresh()
     assert lengths(trace) == [(0, 299, "lost")]
@@ -266,7 +267,7 @@ def test_fragments_of_a_ring_equal_those_of_a_chunk(tmp_path: Path) -> None:
     rings.killed(tmp_path / "r", run)
     rings.killed(tmp_path / "b", run, written=1)
     (tmp_path / "b" / "w.ring").unlink()
-    (one,), (other,) = open_trace(tmp_path / "r").readers, open_trace(tmp_path / "b").readers
+    (one,), (other,) = index_of(open_trace(tmp_path / "r")).readers, open_trace(tmp_path / "b").readers
     assert one.fragments[:].tobytes() == other.fragments[:].tobytes()
     assert (
         one.fragments["flags"].tolist()

@@ -16,6 +16,7 @@ from test_sampling import LENGTHS, all_windows, check_window, pairs, same, strea
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.sampling import stream
 from gym_trace.playback.sampling.batches import Batches, roots_of
 from gym_trace.playback.sampling.rows import DecodePlan
@@ -32,7 +33,7 @@ def trace(tmp_path: Path) -> Trace:
 def damage(trace: Trace, where: str = "column") -> None:
     """Flips a byte of a chunk."""
     [file] = Path(trace.directory).glob("*.gtb")
-    chunk = trace.readers[0].batches[0].chunks[3]
+    chunk = index_of(trace).readers[0].batches[0].chunks[3]
     begin, end = int(chunk["offset"]), int(chunk["offset"]) + int(chunk["length"])
     flip(file, end - 20 if where == "column" else begin + 60, mask=0xFF)
 

@@ -18,6 +18,7 @@ from gym_trace import Trace, TraceRecordingWrapper, edit, open_trace, record_epi
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged, TraceExists
 from gym_trace.exchange.episodes import finished, lengths, scanned
+from gym_trace.playback.episode_index import index_of
 
 CARTPOLE, LAKE = "CartPole-v1", "FrozenLake-v1"
 
@@ -143,7 +144,7 @@ def test_a_branch_of_a_branch_repeats_the_reseeding(tmp_path: Path) -> None:
 def test_the_new_trace_says_where_it_branched(tmp_path: Path) -> None:
     trace = recorded(CARTPOLE, tmp_path / "trace")
     gym_trace.branch(trace, -1, 4, None, tmp_path / "if", episodes=1, seed=5)
-    origin = open_trace(tmp_path / "if").readers[0].about.branch
+    origin = index_of(open_trace(tmp_path / "if")).readers[0].about.branch
     assert origin == {"writer": trace[-1].writer, "episode_id": 4, "step": 4, "seed": 5}
 
 

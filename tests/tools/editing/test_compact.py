@@ -19,12 +19,22 @@ from runs import chunks_of, record_lengths, record_nested, recorded
 from scripted_env import CountingEnv, ImageEnv
 from trace_contents import SAMPLES, check_clean, contents, record_anything
 
-from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, verify_trace
+from gym_trace import (
+    TraceRecordingWrapper,
+    check_trace,
+    diff_traces,
+    edit,
+    open_trace,
+    repair_trace,
+    scan_recorded_traces,
+    verify_trace,
+)
 from gym_trace.data.origins import ID_BITS, ORIGINS, packed_origins
 from gym_trace.data.packing import pack_lenient
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
+from gym_trace.playback.episode_index import index_of
 from gym_trace.storage.local import LocalStorage
 from gym_trace.tools.statistics.describe import describe
 from gym_trace.tools.statistics.summary import summarize
@@ -99,7 +109,7 @@ def test_writers_of_a_compacted_trace_say_what_they_said(tmp_path: Path) -> None
     for a, b in zip(old, new, strict=True):
         assert (a.writer, a.episode_id, a.split, a.seed) == (b.writer, b.episode_id, b.split, b.seed)
     for i in range(len(old)):
-        mine, other = old.writer_of(i), new.writer_of(i)
+        mine, other = index_of(old).locate(i)[0], new.writer_of(i)
         assert mine.metadata == other.metadata
         assert mine.observation_space == other.observation_space
         assert {**mine.schema, "batch": 0} == {**other.schema, "batch": 0}
@@ -117,7 +127,7 @@ def test_episodes_of_a_compacted_trace_can_be_had_in_any_way(tmp_path: Path) -> 
     assert [trace[i].observations[:, 0].tolist() for i in (9, 0, 4)] == [firsts[i] for i in (9, 0, 4)]
     assert trace[3][1:3].observations[:, 0].tolist() == firsts[3][1:4]
     arrays: list[Any] = []
-    trace.call_back(lambda observations, actions, rewards: arrays.append(observations[:, 0].tolist()))
+    scan_recorded_traces(trace, lambda observations, actions, rewards: arrays.append(observations[:, 0].tolist()))
     assert arrays == firsts
     again = pickle.loads(pickle.dumps(trace[[7, 2]]))
     assert [episode.observations[:, 0].tolist() for episode in again] == [firsts[7], firsts[2]]
@@ -140,7 +150,7 @@ def test_readers_of_steps_give_the_same_where_writers_share_chunks(tmp_path: Pat
         env.close()
     edit.compact(tmp_path / "t", tmp_path / "c")
     old, new = open_trace(tmp_path / "t"), open_trace(tmp_path / "c")
-    assert [reader.rows_before(0)[2] for reader in new.readers] == [0, 3, 6, 9, 12]
+    assert [reader.rows_before(0)[2] for reader in index_of(new).readers] == [0, 3, 6, 9, 12]
     for a, b in zip(old.scan(), new.scan(), strict=True):
         assert (a.options, a.infos) == (b.options, b.infos)
         assert a.annotations["value"].tolist() == b.annotations["value"].tolist()
@@ -201,9 +211,9 @@ def test_small_chunks_of_one_writer_merge_and_large_ones_are_copied(tmp_path: Pa
     with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 4):
         record_lengths(tmp_path / "t", [40] * 20, flush_after=10)
     old = open_trace(tmp_path / "t")
-    assert sum(reader.chunk_count for reader in old.readers) > 20 < 2 * len(old.readers[0].batches)
+    assert sum(reader.chunk_count for reader in index_of(old).readers) > 20 < 2 * len(old.readers[0].batches)
     edit.compact(tmp_path / "t", tmp_path / "c")
-    (reader,) = open_trace(tmp_path / "c").readers
+    (reader,) = index_of(open_trace(tmp_path / "c")).readers
     assert (len(reader.batches), reader.chunk_count, reader.has_own_files) == (1, 1, True)
     assert contents(tmp_path / "c") == contents(tmp_path / "t")
     with (
@@ -270,8 +280,8 @@ def write_with_origins(directory: Path, origins: Any, ids: list[int]) -> None:
     """Write a batch with hostile origins."""
     recorded(directory)
     trace = open_trace(directory)
-    schema = {**trace.readers[0].schema, "writer": "forged", ORIGINS: packed_origins(origins)}
-    reader = trace.readers[0]
+    schema = {**index_of(trace).readers[0].schema, "writer": "forged", ORIGINS: packed_origins(origins)}
+    reader = index_of(trace).readers[0]
     chunk = reader.read_chunk(0)
     fragments = np.repeat(reader.fragments[:1], len(ids))
     fragments["episode"] = ids
@@ -355,7 +365,7 @@ def test_a_filter_drops_records_of_writers_without_episodes(tmp_path: Path) -> N
     edit.filter(trace, tmp_path / "f", np.isin(trace.episodes["writer"], (1, 4)))
     left = open_trace(tmp_path / "f")
     assert left.writers == [trace.writers[1], trace.writers[4]]
-    assert [reader.metadata for reader in left.readers] == [{"worker": 1}, {"worker": 4}]
+    assert [reader.metadata for reader in index_of(left).readers] == [{"worker": 1}, {"worker": 4}]
     expected = contents(tmp_path / "t")
     assert contents(tmp_path / "f") == {key: expected[key] for key in expected if key[0] in left.writers}
     check_clean(tmp_path / "f", 4)

@@ -13,6 +13,7 @@ from trace_contents import check_clean, contents
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
+from gym_trace.playback.episode_index import index_of
 
 
 class Informing(EchoEnv):
@@ -44,7 +45,7 @@ def test_columns_that_are_dropped_are_gone_and_all_else_is_as_it_was(tmp_path: P
     edit.drop(source, ["infos", "annotations.log.prob"], tmp_path / "d")
     check_clean(tmp_path / "d", 4)
     old, new = open_trace(source), open_trace(tmp_path / "d")
-    assert sum(reader.size for reader in new.readers) < sum(reader.size for reader in old.readers)
+    assert sum(reader.size for reader in index_of(new).readers) < sum(reader.size for reader in old.readers)
     assert new.writers == old.writers
     assert old[0].reset_info == {"level": 3}
     for a, b in zip(old, new, strict=True):
@@ -56,7 +57,7 @@ def test_columns_that_are_dropped_are_gone_and_all_else_is_as_it_was(tmp_path: P
         assert str(a.rng_state) == str(b.rng_state)
         for name in ("observations", "actions", "rewards"):
             assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
-    assert [reader.about.recorder["record_infos"] for reader in new.readers] == [False, False]
+    assert [reader.about.recorder["record_infos"] for reader in index_of(new).readers] == [False, False]
     assert len(list((tmp_path / "d").glob("*.gtb"))) == (1 if compacted else 2)
     edit.drop(tmp_path / "d", "annotations", in_place=True)
     assert [episode.annotations for episode in open_trace(tmp_path / "d")] == [{}] * 4
@@ -64,12 +65,12 @@ def test_columns_that_are_dropped_are_gone_and_all_else_is_as_it_was(tmp_path: P
 
 def test_dropping_decodes_nothing_and_keeps_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_nested(tmp_path / "t")
-    old = open_trace(tmp_path / "t").readers[0]
+    old = index_of(open_trace(tmp_path / "t")).readers[0]
     monkeypatch.setattr("gym_trace.format.batch_reader.Chunk.array", None)
     monkeypatch.setattr("gym_trace.format.batch_reader.Chunk.packed", None)
     edit.drop(tmp_path / "t", "annotations", tmp_path / "d")
     monkeypatch.undo()
-    new = open_trace(tmp_path / "d").readers[0]
+    new = index_of(open_trace(tmp_path / "d")).readers[0]
     assert new.chunk_bounds.tolist() == old.chunk_bounds.tolist()
     expected = contents(tmp_path / "t")
     for key, episode in contents(tmp_path / "d").items():

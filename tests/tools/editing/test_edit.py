@@ -23,6 +23,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, ope
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import video_name
+from gym_trace.playback.episode_index import index_of
 
 
 def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int, killed: bool = False) -> list[Path]:
@@ -76,7 +77,7 @@ def test_every_sample_trace_is_split_and_merged_without_a_change(sample: Path, t
         return
     expected, killed = contents(sample), bool(check_trace(sample).remarks)
     report = edit.merge([sample], tmp_path / "copy")
-    assert report.writers == [reader.writer for reader in open_trace(sample).readers]
+    assert report.writers == [reader.writer for reader in index_of(open_trace(sample)).readers]
     check_clean(tmp_path / "copy", len(expected), killed)
     assert contents(tmp_path / "copy") == expected
     if not expected:
@@ -132,7 +133,7 @@ def test_chunks_of_which_a_part_is_kept_are_joined_to_full_ones(tmp_path: Path) 
     record_lengths(tmp_path / "a", [1] * 200, env=CountingEnv(1), flush_after=4)
     report = edit.filter(tmp_path / "a", tmp_path / "b", slice(None, None, 4))
     assert report.encoded == 50
-    assert open_trace(tmp_path / "b").readers[0].chunk_count == 1
+    assert index_of(open_trace(tmp_path / "b")).readers[0].chunk_count == 1
     assert report.episodes == len(open_trace(tmp_path / "b")) == 50
 
 
@@ -177,11 +178,11 @@ def test_running_episodes_are_skipped(tmp_path: Path) -> None:
 def test_an_episode_that_differs_in_two_traces_is_named(tmp_path: Path) -> None:
     recorded(tmp_path / "a", 3, uid="w", metadata=1)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    created = open_trace(tmp_path / "a").readers[0].schema["created"]
+    created = index_of(open_trace(tmp_path / "a")).readers[0].schema["created"]
     shutil.rmtree(tmp_path / "b")
     with mock.patch("time.time_ns", return_value=created):
         recorded(tmp_path / "b", 2, uid="w", metadata=1)
-    one, other = (open_trace(tmp_path / name).readers[0].schema for name in "ab")
+    one, other = (index_of(open_trace(tmp_path / name)).readers[0].schema for name in "ab")
     words = (
         "episode 0 of w is in .*/a and in .*/b, with different start_time"
         if one == other

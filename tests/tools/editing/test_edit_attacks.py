@@ -24,6 +24,7 @@ from gym_trace.data.origins import ORIGINS, packed_origins
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
+from gym_trace.playback.episode_index import index_of
 from gym_trace.storage import local
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage
@@ -61,7 +62,7 @@ def test_a_pending_action_stays_with_its_run_or_goes_with_it(tmp_path: Path) -> 
         assert episode.pending_action == (3 if number == len(trace) - 1 else None)
     edit.merge([tmp_path / f"{number}" for number in reversed(range(len(trace)))], tmp_path / "back")
     assert contents(tmp_path / "back") == contents(tmp_path / "t")
-    assert len(open_trace(tmp_path / "back").readers[0].pending) == 1
+    assert len(index_of(open_trace(tmp_path / "back")).readers[0].pending) == 1
 
 
 def test_facts_that_several_set_at_once_are_all_there(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytes
         writer.batch()
         writer.close({})
     trace = open_trace(tmp_path)
-    assert len(trace.readers) == 1500 + 2
+    assert len(index_of(trace).readers) == 1500 + 2
     assert ["exceeds the limit for a trace of this size" in damage.problem for damage in trace.damage] == [True] * 2
 
 

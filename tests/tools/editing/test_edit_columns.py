@@ -17,6 +17,7 @@ from trace_contents import check_clean, contents
 
 from gym_trace import Episode, TraceRecordingWrapper, edit, open_trace, repair_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.playback.episode_index import index_of
 
 PLAIN = ("observations", "actions", "terminations", "truncations")
 
@@ -90,10 +91,10 @@ def test_map_and_add_take_the_selected_episodes_only(tmp_path: Path) -> None:
 
 def test_only_the_named_columns_are_decoded(tmp_path: Path) -> None:
     record_lengths(tmp_path / "t", [9, 4], flush_after=3)
-    old = open_trace(tmp_path / "t").readers[0]
+    old = index_of(open_trace(tmp_path / "t")).readers[0]
     report = edit.map(tmp_path / "t", {"rewards": lambda episode: np.ones(len(episode), np.float32)}, tmp_path / "m")
     assert (report.encoded, report.chunks) == (0, old.chunk_count)
-    (batch,) = open_trace(tmp_path / "m").readers[0].batches
+    (batch,) = index_of(open_trace(tmp_path / "m")).readers[0].batches
     assert batch.totals["observations",] == old.batches[0].totals["observations",]
 
 
@@ -121,7 +122,7 @@ def test_each_edit_is_named_in_the_provenance_of_every_writer(tmp_path: Path) ->
     edit.map(tmp_path / "c", {"rewards": scaled}, tmp_path / "m")
     edit.rename(tmp_path / "m", {"value": "critic"}, tmp_path / "r")
     by = f"{__name__}:scaled"
-    for reader in open_trace(tmp_path / "r").readers:
+    for reader in index_of(open_trace(tmp_path / "r")).readers:
         assert reader.schema["provenance"]["edits"] == [
             {"edit": "map", "column": "rewards", "by": by},
             {"edit": "rename", "column": "annotations.value", "to": "annotations.critic"},

@@ -16,6 +16,7 @@ from gym_trace import check_trace, edit, heal_trace, open_trace, repair_trace
 from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import RecordingError
 from gym_trace.format import wire
+from gym_trace.playback.episode_index import index_of
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 
@@ -156,7 +157,7 @@ def test_an_edit_that_renumbers_a_damaged_batch_loses_nothing(tmp_path: Path, mo
     record(tmp_path / "t", parity=True)
     batches = sorted((tmp_path / "t").glob("*.gtb"))
     trace = open_trace(tmp_path / "t")
-    for batch, reader in zip(batches, trace.readers[0].batches):
+    for batch, reader in zip(batches, index_of(trace).readers[0].batches):
         damage(batch, int(reader.chunks["offset"][0]) + 6)
     with pytest.warns(UserWarning, match="by its parity"):
         edit.filter(open_trace(tmp_path / "t")[[2, 3, 4]], tmp_path / "new")
@@ -170,7 +171,7 @@ def test_an_edit_that_renumbers_a_damaged_batch_loses_nothing(tmp_path: Path, mo
 
 def test_threads_that_meet_damage_at_once_all_read_what_was_recorded(tmp_path: Path) -> None:
     batch = record(tmp_path, parity=True)
-    damage(batch, int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][1]) + 200)
+    damage(batch, int(index_of(open_trace(tmp_path)).readers[0].batches[0].chunks["offset"][1]) + 200)
     for _ in range(10):
         trace = open_trace(tmp_path)
         with warnings.catch_warnings(), ThreadPoolExecutor(8) as pool:
@@ -235,7 +236,7 @@ def test_a_trace_replaced_during_the_restoration_is_left_alone(tmp_path: Path, m
 def test_parity_records_of_others_harm_nothing(tmp_path: Path, changes: dict[str, Any] | None) -> None:
     batch = record(tmp_path, parity=True)
     (tmp_path / "w.manifest.jsonl").unlink()
-    in_a_chunk = int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][1]) + 200
+    in_a_chunk = int(index_of(open_trace(tmp_path)).readers[0].batches[0].chunks["offset"][1]) + 200
     data = batch.read_bytes()
     start, file_id = parity_offset(data), data[16:32]
     header = wire.unpack_record_header(data[start : start + 64], start, file_id)

@@ -34,6 +34,7 @@ from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
+from gym_trace.playback.episode_index import index_of
 from gym_trace.storage.local import LocalStorage
 
 
@@ -78,7 +79,7 @@ def test_repairing_an_intact_trace_gives_the_same_trace(tmp_path):
     one, other = open_trace(tmp_path / "t"), open_trace(tmp_path / "r")
     assert_same_episodes(list(one), list(other))
     assert (one.episodes == other.episodes).sum() == sum(one.episodes["end_time"] == one.episodes["end_time"])
-    assert one.readers[0].schema.items() == other.readers[0].schema.items()
+    assert index_of(one).readers[0].schema.items() == other.readers[0].schema.items()
 
 
 @pytest.mark.parametrize("part", ["header", "metadata", "column"])
@@ -421,7 +422,7 @@ def test_values_outside_their_space_survive_a_repair_with_orphans(tmp_path):
 
 def test_the_lanes_of_a_chunk_are_repaired_independently(tmp_path):
     record(tmp_path / "one")
-    schema = {**open_trace(tmp_path / "one").readers[0].schema, "writer": "lanes"}
+    schema = {**index_of(open_trace(tmp_path / "one")).readers[0].schema, "writer": "lanes"}
     (tmp_path / "t").mkdir()
     writer = BatchFiles(LocalStorage(tmp_path / "t"), schema, level=1, fsync=False)
     for number in range(5):  # two steps of lane 0 and three of lane 1 in each chunk
@@ -521,7 +522,7 @@ def test_steps_after_the_end_of_their_episode_are_the_same_after_repair(tmp_path
     fragments["flags"] = (wire.STARTS | wire.HAS_INITIAL, wire.STOPS | wire.ENDS, 0)
     fragments["outcome"][1], fragments["seed"] = 4, wire.NO_SEED
     recorded(tmp_path / "t", 1)
-    schema = open_trace(tmp_path / "t").readers[0].schema
+    schema = index_of(open_trace(tmp_path / "t")).readers[0].schema
     (tmp_path / "old").mkdir()
     writer = BatchFiles(LocalStorage(tmp_path / "old"), schema, level=1, fsync=False)
     rows = np.arange(8, dtype=np.int64).reshape(4, 2)

@@ -20,6 +20,7 @@ from long_tests import LONG
 from gym_trace import Trace, check_trace, open_trace
 from gym_trace.data.episode import infos_of
 from gym_trace.data.packing import pack_lenient
+from gym_trace.playback.episode_index import index_of
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
@@ -38,7 +39,7 @@ def held(directory: Path) -> tuple[list[bytes], bytes, bytes]:
     """All that a trace says, bit for bit."""
     trace = open_trace(directory)
     assert trace.damage == []
-    pending = [one.described() for reader in trace.readers for one in reader.pending]
+    pending = [one.described() for reader in index_of(trace).readers for one in reader.pending]
     return told(trace), trace.episodes.tobytes(), pack_lenient(pending)[0]
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("pygame")
 
 from gym_trace import open_trace
 from gym_trace.errors import TraceError
+from gym_trace.playback.episode_index import index_of
 
 _TOOLS = ("Xvfb", "xdotool")
 needs_x = pytest.mark.skipif(
@@ -85,7 +86,7 @@ def test_keys_of_a_real_window_are_recorded_bit_for_bit(tmp_path: Path, display:
     assert (first.outcome, second.outcome) == ("cut", "closed")
     assert (said["episodes"], said["steps"]) == (2, len(first) + len(second))
     assert "2 identical" in ok("verify", tmp_path / "t").stdout
-    assert open_trace(tmp_path / "t").readers[0].about.metadata["seed"] == 1
+    assert index_of(open_trace(tmp_path / "t")).readers[0].about.metadata["seed"] == 1
 
 
 @needs_x

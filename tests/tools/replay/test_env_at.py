@@ -17,6 +17,7 @@ import gym_trace
 from gym_trace import Trace, open_trace
 from gym_trace.data.values import row_of
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, ReplayDiverged
+from gym_trace.playback.episode_index import index_of
 from gym_trace.tools.replay.compare import Comparison, EpisodeComparison
 from gym_trace.tools.replay.resimulate import Verdict
 
@@ -31,7 +32,7 @@ IDS = list(dict.fromkeys([*PLAIN, "Acrobot-v1", "Taxi-v4", *PACKAGES]))
 
 def goes_on_as_recorded(trace: Trace, index: int, step: int, **options: Any) -> None:
     """Assert that the environment continues as recorded, from a step to the end of the episode."""
-    episode, layouts = trace[index], trace.writer_of(index).about.layouts
+    episode, layouts = trace[index], index_of(trace).locate(index)[0].about.layouts
     compared = EpisodeComparison(Comparison(ignore=["infos"]), episode, layouts)
     env = gym_trace.env_at(trace, index, step, **options)
     for now in range(step, len(episode)):

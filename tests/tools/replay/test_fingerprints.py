@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from gym_trace import TraceRecordingWrapper, diff_traces, open_trace
 from gym_trace.errors import CorruptTrace
+from gym_trace.playback.episode_index import index_of
 from gym_trace.tools.replay import diff
 
 Change = Callable[[str, int, int, Any], Any]  # changes the value of a column in an episode and a step
@@ -176,7 +177,7 @@ def test_tolerance_and_the_order_of_keys_need_a_closer_look(tmp_path: Path, monk
 
 def test_pairs_before_damage_are_compared_and_then_it_is_an_error(tmp_path: Path) -> None:
     batch = numbered_env.record(tmp_path, record_infos=True)
-    reader, number = open_trace(tmp_path).readers[0].chunk_positions[-2]  # the last episode's
+    reader, number = index_of(open_trace(tmp_path)).readers[0].chunk_positions[-2]  # the last episode's
     offset, length = (int(reader.chunks[name][number]) for name in ("offset", "length"))
     flip(batch, *range(offset + length - 120, offset + length, 4))
     trace = open_trace(tmp_path)

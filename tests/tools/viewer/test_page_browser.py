@@ -386,7 +386,7 @@ def test_flags_are_kept_and_give_a_command(page, traces):
     page.press("Escape")
     page.until("document.querySelector('.space .flag.good')")
     assert page.text(".command code").startswith("gym-trace edit filter")
-    assert gym_trace.open_trace(traces / "second").select('flag == "good"').chosen.tolist() == [1]
+    assert gym_trace.open_trace(traces / "second").select('flag == "good"').indices.tolist() == [1]
 
 
 def test_comparison_marks_the_first_difference(page):

@@ -52,7 +52,7 @@ def test_the_list_has_every_episode_with_its_length_return_and_outcome(cartpole:
 def test_where_and_sort_are_those_of_the_command_line(cartpole: Path) -> None:
     trace, answers = open_trace(cartpole), viewed(cartpole)
     _, arrays = asked(answers, "/api/episodes?trace=0&where=steps > 15&sort=-return&limit=5".replace(" ", "%20"))
-    assert arrays["episode"].tolist() == trace.select("steps > 15", sort="-return", limit=5).chosen.tolist()
+    assert arrays["episode"].tolist() == trace.select("steps > 15", sort="-return", limit=5).indices.tolist()
 
 
 def test_a_page_of_the_list_begins_at_its_offset(cartpole: Path) -> None:
@@ -551,8 +551,8 @@ def test_a_flag_is_kept_in_the_facts_and_is_a_column(tmp_path: Path) -> None:
     flagged(answers, 1, None)
     assert asked(answers, "/api/episode?episode=2")["flag"] == "bad"
     trace = open_trace(tmp_path / "t")
-    assert trace.select('flag == "bad"').chosen.tolist() == [2]
-    assert trace.select("flag is None").chosen.tolist() == [0, 1, 3]
+    assert trace.select('flag == "bad"').indices.tolist() == [2]
+    assert trace.select("flag is None").indices.tolist() == [0, 1, 3]
     assert arrays_of(answers, "/api/episodes?where=flag%20!=%20%22bad%22")["episode"].tolist() == [0, 1, 3, 4]
     flags = asked(answers, "/api/histograms")["flag"]
     assert dict(zip(flags["names"], flags["counts"])) == {"none": 3, "good": 1, "bad": 1, "look": 0}

@@ -71,7 +71,7 @@ def test_a_saved_page_has_the_answers_of_a_server(directory: Path, tmp_path: Pat
 def test_chosen_episodes_keep_their_numbers(directory: Path, tmp_path: Path) -> None:
     save_page(open_trace(directory).select(sort="-return", limit=3), target=tmp_path / "page.html")
     _, found = answers_in(tmp_path / "page.html")
-    best = open_trace(directory).select(sort="-return", limit=3).chosen.tolist()
+    best = open_trace(directory).select(sort="-return", limit=3).indices.tolist()
     assert unpacked(found["/api/episodes?trace=0"])[1]["episode"].tolist() == best
     assert {int(url.partition("episode=")[2]) for url in found if url.startswith("/api/episode?")} == set(best)
 

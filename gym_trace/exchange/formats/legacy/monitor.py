@@ -23,6 +23,7 @@ from gym_trace.format.directory import find_writers, is_writer_id, new_writer_id
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.ring.segment import Segment
 from gym_trace.playback.episode_columns import complete_rows
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace, open_trace, storage_of
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.reset_record import NOTHING
@@ -295,7 +296,7 @@ def _results_of_trace(trace: Trace) -> list[_Results]:
     for damage in trace.damage:
         raise damage.error()
     sources: dict[Any, _Results] = {}
-    for number, writer in enumerate(trace.readers):
+    for number, writer in enumerate(index_of(trace).readers):
         source = _results_of_writer(trace, number, writer)
         process = str(writer.about_or_empty.origin.get("manifest", number))
         before = sources.get(process)
@@ -316,7 +317,7 @@ def _results_of_writer(trace: Trace, number: int, writer: WriterReader) -> _Resu
         lengths = rows["first_step"]
     origin = about.origin
     recorded = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
-    included = complete_rows(rows, trace.readers, lengths=np.asarray(lengths)) | bool(origin)
+    included = complete_rows(rows, index_of(trace).readers, lengths=np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = f"{writer.writer}{SUFFIX}"
     results = _Results(

@@ -20,6 +20,7 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.exchange.formats.foreign import Values, text_of
 from gym_trace.exchange.formats.parquet.tables import numbers_in
 from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import RowType
 from gym_trace.playback.writer_reader import WriterReader
 
@@ -117,7 +118,7 @@ class Origin(NamedTuple):
     @classmethod
     def of(cls, source: ExportSource) -> Origin:
         """Return the metadata if it is valid, and the same for all writers; it is untrusted."""
-        origins = [_origin(reader) for reader in source.trace.readers]
+        origins = [_origin(reader) for reader in index_of(source.trace).readers]
         return origins[0] if origins and all(origin == origins[0] for origin in origins) else cls()
 
 

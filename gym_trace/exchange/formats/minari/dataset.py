@@ -29,6 +29,7 @@ from gym_trace.exchange.formats.minari.spaces import from_json, is_picture
 from gym_trace.exchange.formats.rows import first_writer
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.format.manifest import json_of
+from gym_trace.playback.episode_index import index_of
 from gym_trace.printable import printable
 from gym_trace.storage.staging import bytes_in
 
@@ -128,7 +129,7 @@ def _id_of(path: Path) -> str:
 def _metadata_of(source: ExportSource) -> dict[str, Any]:
     """Return the facts of the trace with the keys of Minari."""
     facts, environment = source.facts, source.environment
-    provenance = source.trace.readers[0].schema.get("provenance")
+    provenance = index_of(source.trace).readers[0].schema.get("provenance")
     policy = provenance.get("policy") if isinstance(provenance, dict) else None
     scores = facts.get("reference_scores")
     low, high = (scores.get(name) if isinstance(scores, dict) else None for name in ("random", "expert"))

@@ -24,6 +24,7 @@ from gym_trace.exchange.formats.simulators.groups import BESIDE, GroupMap, Name
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.exchange.formats.steps.windows import Window
 from gym_trace.playback.column_selection import name_of
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import RowType
 from gym_trace.playback.scan import KEPT
 from gym_trace.printable import printable
@@ -252,7 +253,7 @@ def write_episodes(
 
 def imported_metadata(source: ExportSource, kind: str) -> dict[str, Any] | None:
     """Return what an import from this kind of files stored of the whole file; None for another trace."""
-    metadata = source.trace.readers[0].schema.get("metadata")
+    metadata = index_of(source.trace).readers[0].schema.get("metadata")
     if not isinstance(metadata, dict) or metadata.get("imported_from") != kind:
         return None
     return {str(key): value for key, value in metadata.items() if key != "imported_from"}

@@ -14,6 +14,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import TraceError
 from gym_trace.playback.column_selection import ColumnSelection, name_of, names_in
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import EPISODE, Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import printable
@@ -69,7 +70,7 @@ def columns_in(trace: Trace, episodes: Sequence[int] | Array, selection: ColumnS
     """Return the selected columns of the writer of the first episode, and all annotations."""
     if not len(episodes):
         return []
-    reader = trace.writer_of(int(episodes[0]))
+    reader = index_of(trace).locate(int(episodes[0]))[0]
     leaves = [leaf.path for layout in reader.layouts[:2] for leaf in layout.leaves()]
     has_infos = any(("infos",) in batch.totals for batch in reader.read_batches)
     paths: list[Path] = []
@@ -84,7 +85,7 @@ def columns_in(trace: Trace, episodes: Sequence[int] | Array, selection: ColumnS
 
 def _column(trace: Trace, episodes: Sequence[int] | Array, path: Path, steps: slice) -> Iterator[Array]:
     """Yield blocks of the rows of one leaf, of all episodes."""
-    for runs in Scan(trace.content, [path], np.asarray(episodes), order=EPISODE, steps=steps):
+    for runs in Scan(index_of(trace), [path], np.asarray(episodes), order=EPISODE, steps=steps):
         rows = runs.columns.get(path)
         if rows is not None:
             yield rows[1:] if path[0] == "observations" and not runs.opens[0] else rows

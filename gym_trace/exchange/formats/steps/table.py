@@ -13,6 +13,7 @@ from gym_trace.exchange.formats.steps.jsonl import json_lines
 from gym_trace.exchange.formats.steps.npz import write_npz
 from gym_trace.exchange.formats.steps.windows import Window, step_windows
 from gym_trace.playback.column_selection import name_of, names_in, select_columns
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import TraceLike, as_trace
 from gym_trace.tools.statistics.columns import StepValues
 from gym_trace.tools.statistics.describe import plain
@@ -53,7 +54,7 @@ class StepTable:
         on_damage: Callable[[CorruptTrace], None] | None = None,
     ):
         view = as_trace(trace)
-        self._trace, self._episodes = view.whole, view.chosen
+        self._trace, self._episodes = whole_of(view), index_of(view).whole_indices
         self._selection = select_columns(self._trace, columns)
         self._steps, self._context, self._on_damage = steps, context, on_damage
         self._hits = (

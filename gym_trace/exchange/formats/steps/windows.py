@@ -13,6 +13,7 @@ from gym_trace.data.trees import mapped
 from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.playback.column_selection import ColumnSelection
+from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, OnDamage, Scan
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -68,7 +69,7 @@ def step_windows(
     indices = np.arange(len(trace)) if episodes is None else np.fromiter(episodes, np.int64)
     index, episode = -1, None
     for runs in Scan(
-        trace.content,
+        index_of(trace),
         selection.columns,
         indices,
         order=EPISODE,
@@ -99,7 +100,7 @@ def exported_episode(trace: Trace, episode: Episode, finals: str, prefix: bool) 
     if not prefix and episode.prefix:
         episode = episode[episode.prefix :]
     if finals == LEFT_OUT and len(episode) and not episode.has_final_observation:
-        reader, row = trace.place_of(episode.index)
+        reader, row = index_of(trace).locate(episode.index)
         if not is_terminated(reader, np.array([row]))[0]:
             episode = episode[: len(episode) - 1]
     return episode
