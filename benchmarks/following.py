@@ -134,7 +134,7 @@ def _follow(kind: str, trace: Any, seconds: float, lines: int, say: Callable[[st
         fresh = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         first = first or fresh
         more = resident() - fresh - (fresh - first)
-        steps = int(trace.content["steps"].sum())
+        steps = int(trace.episodes["steps"].sum())
         say(
             f"{kind}: {(line + 1) * seconds / lines:6,.0f} s, {steps:10,} steps, {len(trace):9,} episodes, "
             f"{looks:4} looks: follower {resident():6.1f} MB, new process {fresh:6.1f} MB"

@@ -34,6 +34,10 @@ class RecordedEnvironment(dm_env.Environment):
 
     Attributes:
         directory: pathlib.Path of the trace.
+
+    Examples:
+        >>> with gym_trace.dm_env.record(env, "traces/dm") as env:  # doctest: +SKIP
+        ...     timestep = env.reset()
     """
 
     directory: Path
@@ -129,5 +133,9 @@ def record(
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an option or a spec is invalid.
         MissingExtra: on import of gym_trace.dm_env, if dm_env is not installed.
+
+    Examples:
+        >>> env = gym_trace.dm_env.record(env, "traces/dm")  # doctest: +SKIP
+        >>> timestep = env.step(env.reset().observation)  # doctest: +SKIP
     """
     return RecordedEnvironment(env, RecordingOptions(directory=directory, **options))

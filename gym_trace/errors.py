@@ -66,6 +66,13 @@ class TraceError(Exception):
     """Base class of all errors that gym-trace raises on purpose.
 
     Messages may quote untrusted files. Control characters are escaped here, so that no message can control a terminal.
+
+    Examples:
+        >>> try:
+        ...     gym_trace.open_trace("nowhere")
+        ... except gym_trace.errors.TraceError as error:
+        ...     print(type(error).__name__)
+        TraceNotFound
     """
 
     def __init__(self, *args: object):
@@ -77,6 +84,13 @@ class TraceNotFound(TraceError, FileNotFoundError):
 
     Attributes:
         directory: the path if it is a directory without a trace; otherwise None.
+
+    Examples:
+        >>> try:
+        ...     gym_trace.open_trace("nowhere")
+        ... except gym_trace.errors.TraceNotFound as error:
+        ...     print(str(error).rpartition(": ")[2])
+        no such directory
     """
 
     def __init__(self, *args: object, directory: str | None = None):
@@ -85,7 +99,15 @@ class TraceNotFound(TraceError, FileNotFoundError):
 
 
 class TraceExists(TraceError, FileExistsError):
-    """The directory already holds a trace."""
+    """The directory already holds a trace.
+
+    Examples:
+        >>> _ = gym_trace.edit.merge(["traces/cartpole"], "traces/there")
+        >>> gym_trace.edit.merge(["traces/cartpole"], "traces/there")
+        Traceback (most recent call last):
+            ...
+        gym_trace.errors.TraceExists: traces/there: not empty; pass a new directory
+    """
 
 
 class CorruptTrace(TraceError):
@@ -94,6 +116,11 @@ class CorruptTrace(TraceError):
     Attributes:
         path: the file, or None if the bytes are not in a file.
         offset: byte offset of the damaged record in the file, or None.
+
+    Examples:
+        >>> error = gym_trace.errors.CorruptTrace("checksum mismatch")
+        >>> error.problem, isinstance(error, gym_trace.errors.TraceError)
+        ('checksum mismatch', True)
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str] | None = None, offset: int | None = None):
@@ -106,7 +133,12 @@ class CorruptTrace(TraceError):
         super().__init__(f"{where}{self.problem}{at}{hint}")
 
     def located(self, path: str | os.PathLike[str], offset: int) -> CorruptTrace:
-        """Return the same error with its path and offset."""
+        """Return the same error with its path and offset.
+
+        Examples:
+            >>> print(gym_trace.errors.CorruptTrace("checksum mismatch").located("t.gtb", 4096))
+            t.gtb: checksum mismatch at byte 4096; 'gym-trace check' lists all damage, 'gym-trace repair' saves the rest
+        """
         return CorruptTrace(self.problem, path, offset)
 
 
@@ -115,6 +147,10 @@ class CorruptRun(CorruptTrace):
 
     Args:
         next_step: end of the message: how the user can fix it.
+
+    Examples:
+        >>> print(gym_trace.errors.CorruptRun("not JSON", "runs/one/run.json", "train into a new directory"))
+        runs/one/run.json: not JSON; train into a new directory
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str], next_step: str):
@@ -123,13 +159,29 @@ class CorruptRun(CorruptTrace):
 
 
 class UnsupportedTrace(TraceError):
-    """The trace needs a newer gym-trace."""
+    """The trace needs a newer gym-trace.
+
+    Examples:
+        >>> try:
+        ...     trace = gym_trace.open_trace("traces/cartpole")
+        ... except gym_trace.errors.UnsupportedTrace:
+        ...     print("pip install --upgrade gym-trace")
+    """
 
 
 class UnreadableRecording(TraceError):
     """A recording of another package is damaged, or in a format that is never read, such as pickle.
 
     The message is one line: line breaks in errors of other packages become spaces.
+
+    Examples:
+        >>> with open("broken.jsonl", "w") as file:
+        ...     _ = file.write("no JSON")
+        >>> try:
+        ...     gym_trace.import_trace("broken.jsonl", "traces/broken", "jsonl")
+        ... except gym_trace.errors.UnreadableRecording as error:
+        ...     print(str(error).partition(" (")[0])
+        broken.jsonl: line 1: not JSON
     """
 
     def __init__(self, *args: object):
@@ -137,23 +189,67 @@ class UnreadableRecording(TraceError):
 
 
 class RecordingError(TraceError):
-    """The trace could not be written. Steps in a batch or ring stay readable."""
+    """The trace could not be written. Steps in a batch or ring stay readable.
+
+    Examples:
+        >>> with gym_trace.TraceWriter("traces/full") as writer:
+        ...     try:
+        ...         writer.begin(0.0)
+        ...         writer.step(1, 0.0, 1.0)
+        ...     except gym_trace.errors.RecordingError:  # such as a full disk; the steps before are kept
+        ...         writer.end()
+    """
 
 
 class RemoteError(TraceError, OSError):
-    """A store at a URL did not respond, or rejected a request. The message never quotes its response."""
+    """A store at a URL did not respond, or rejected a request. The message never quotes its response.
+
+    Examples:
+        >>> import contextlib
+        >>> with contextlib.suppress(gym_trace.errors.RemoteError):  # doctest: +SKIP
+        ...     trace = gym_trace.open_trace("s3://bucket/trace")
+    """
 
 
 class UnstorableValue(TraceError, TypeError):
-    """A value cannot be stored exactly in a trace."""
+    """A value cannot be stored exactly in a trace.
+
+    Examples:
+        >>> with gym_trace.TraceWriter("traces/unstorable") as writer:
+        ...     writer.begin(0.0)
+        ...     try:
+        ...         writer.step(1, 0.0, 1.0, critic=len)
+        ...     except gym_trace.errors.UnstorableValue as error:
+        ...         print(str(error).partition(";")[0])
+        a value of type builtins.builtin_function_or_method cannot be stored
+    """
 
 
 class ReplayDiverged(TraceError):
-    """An action, or the result of a replay, differs from the recorded one."""
+    """An action, or the result of a replay, differs from the recorded one.
+
+    Examples:
+        >>> env = gym_trace.ReplayEnv("traces/cartpole", on_divergence="raise")
+        >>> _ = env.reset(options={"episode": 0})
+        >>> try:
+        ...     env.step(1 - int(gym_trace.open_trace("traces/cartpole")[0].actions[0]))
+        ... except gym_trace.errors.ReplayDiverged as error:
+        ...     print(str(error).partition(":")[0])
+        episode 0, step 0
+    """
 
 
 class InvalidOption(TraceError, ValueError):
-    """An argument is invalid."""
+    """An argument is invalid.
+
+    Examples:
+        >>> gym_trace.open_trace("traces/cartpole").select("returm > 3")
+        Traceback (most recent call last):
+            ...
+        gym_trace.errors.InvalidOption: no column 'returm'; did you mean 'return'?
+          returm > 3
+          ^^^^^^
+    """
 
 
 class EnvironmentUnavailable(TraceError):
@@ -161,6 +257,13 @@ class EnvironmentUnavailable(TraceError):
 
     Attributes:
         imports: installed modules that were imported for the recording, if importing them here may help.
+
+    Examples:
+        >>> try:
+        ...     gym_trace.audit("Missing-v0")
+        ... except gym_trace.errors.EnvironmentUnavailable as error:
+        ...     print(error)
+        Missing-v0: Environment `Missing` doesn't exist.
     """
 
     def __init__(self, *args: object, imports: tuple[str, ...] = ()):
@@ -169,15 +272,34 @@ class EnvironmentUnavailable(TraceError):
 
 
 class RenderingError(TraceError):
-    """An environment or episode could not be rendered, or a video could not be written."""
+    """An environment or episode could not be rendered, or a video could not be written.
+
+    Examples:
+        >>> gym_trace.replay.as_picture(np.zeros(3))
+        Traceback (most recent call last):
+            ...
+        gym_trace.errors.RenderingError: not an image: float64 of shape (3,); images are uint8 (H, W, 3)
+    """
 
 
 class TrainingFailed(TraceError):
-    """Training cannot continue: weights are not finite, or processes keep dying."""
+    """Training cannot continue: weights are not finite, or processes keep dying.
+
+    Examples:
+        >>> try:  # doctest: +SKIP
+        ...     gym_trace.train(lambda: gymnasium.make("CartPole-v1"), "runs/one", steps=100_000)
+        ... except gym_trace.errors.TrainingFailed as error:
+        ...     print(error)
+    """
 
 
 class MissingExtra(TraceError, ImportError):
-    """An optional package is not installed; the message names the pip command."""
+    """An optional package is not installed; the message names the pip command.
+
+    Examples:
+        >>> str(gym_trace.errors.MissingExtra("plots need matplotlib: pip install 'gym-trace[plot]'"))
+        "plots need matplotlib: pip install 'gym-trace[plot]'"
+    """
 
 
 _SIGNALS = tuple(map(int, signal.valid_signals()))  # plain integers: lookups by enum take 0.3 ms

@@ -68,6 +68,10 @@ def record(
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an argument is invalid.
+
+    Examples:
+        >>> env = gym_trace.pettingzoo.record(pettingzoo.make("classic/rps-v2"), "traces/rps")  # doctest: +SKIP
+        >>> env.reset(seed=0)  # doctest: +SKIP
     """
     if not is_of_agents(env):
         raise InvalidOption(f"{type(env).__name__}: is neither an AEC nor a parallel environment of PettingZoo")
@@ -103,7 +107,13 @@ class _Recorded:
 
 
 class RecordedAEC(_Recorded, BaseWrapper):
-    """An AEC environment that is recorded; see record()."""
+    """An AEC environment that is recorded; see record().
+
+    Examples:
+        >>> for agent in env.agent_iter():  # doctest: +SKIP
+        ...     observation, reward, terminated, truncated, info = env.last()
+        ...     env.step(None if terminated or truncated else env.action_space(agent).sample())
+    """
 
     _unseen = False  # True until the caller gets the recorded result of last()
 
@@ -148,7 +158,12 @@ class RecordedAEC(_Recorded, BaseWrapper):
 
 
 class RecordedParallel(_Recorded, BaseParallelWrapper):
-    """A parallel environment that is recorded; see record()."""
+    """A parallel environment that is recorded; see record().
+
+    Examples:
+        >>> observations, infos = env.reset(seed=0)  # doctest: +SKIP
+        >>> results = env.step({agent: env.action_space(agent).sample() for agent in env.agents})  # doctest: +SKIP
+    """
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         self._recorder.reset(seed=seed, options=options)
@@ -175,6 +190,10 @@ def replay(
 
     Raises:
         InvalidOption: no episode can be played, an argument is invalid, or the trace is of single agents.
+
+    Examples:
+        >>> env = gym_trace.pettingzoo.replay("traces/rps")  # doctest: +SKIP
+        >>> env.reset(options={"episode": 0})  # doctest: +SKIP
     """
     env = ReplayEnv(trace, episodes=episodes, on_divergence=on_divergence)
     kinds = [reader.about.agents.get("kind") for reader in index_of(env.trace).readers]

@@ -11,7 +11,12 @@ _MAX_DIGITS = 4000  # Python converts integers of up to 4300 digits to text
 
 
 def printable(text: object) -> str:
-    """Return text on one line; escape characters that could control a terminal or cannot be encoded."""
+    """Return text on one line; escape characters that could control a terminal or cannot be encoded.
+
+    Examples:
+        >>> gym_trace.printable.printable("red: \\x1b[31m")
+        'red: \\\\x1b[31m'
+    """
     line = str(text)
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
 
@@ -26,13 +31,23 @@ def _escaped(character: str) -> str:
 
 
 def integer(number: int) -> str:
-    """Return an integer as text; for one with too many digits, a phrase with its number of digits."""
+    """Return an integer as text; for one with too many digits, a phrase with its number of digits.
+
+    Examples:
+        >>> gym_trace.printable.integer(42)
+        '42'
+    """
     digits = int(number.bit_length() * math.log10(2)) + 1
     return str(number) if digits <= _MAX_DIGITS else f"{'-' * (number < 0)}(an integer of about {digits} digits)"
 
 
 def shown(value: Any, most: int = 200) -> str:
-    """Return up to `most` characters of repr(value); never raises."""
+    """Return up to `most` characters of repr(value); never raises.
+
+    Examples:
+        >>> gym_trace.printable.shown(list(range(1000)), 20)
+        '[0, 1, 2, 3, 4, 5, 6'
+    """
     try:
         text = repr(value)
     except Exception:  # a nested integer with too many digits, or an error in foreign code
@@ -41,12 +56,22 @@ def shown(value: Any, most: int = 200) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return a foreign error on one line with its type, such as "pygame.error: No available video device"."""
+    """Return a foreign error on one line with its type, such as "pygame.error: No available video device".
+
+    Examples:
+        >>> gym_trace.printable.error_text(ValueError("too large"))
+        'ValueError: too large'
+    """
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return " ".join(f"{name}: {error}".split())
 
 
 def key_text(key: object) -> str:
-    """Return a key of a recorded map as text."""
+    """Return a key of a recorded map as text.
+
+    Examples:
+        >>> gym_trace.printable.key_text("position"), gym_trace.printable.key_text(3)
+        ('position', '3')
+    """
     return integer(key) if isinstance(key, int) else str(key)

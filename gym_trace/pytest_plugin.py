@@ -58,6 +58,10 @@ def audited(
         make_env: function that makes the environment, or an environment id.
         require: names of claims that must hold and must have been tried; None: whatever can be tried must hold.
         episodes, steps, seed: see gym_trace.audit().
+
+    Examples:
+        >>> def test_my_environment(audit):  # the fixture is this function
+        ...     audit("CartPole-v1", episodes=3, require=["deterministic"])
     """
     __tracebackhide__ = True
     from gym_trace import audit
@@ -71,7 +75,12 @@ def audited(
 
 
 class GoldenTrace:
-    """Checks environments against the golden traces of one folder."""
+    """Checks environments against the golden traces of one folder.
+
+    Examples:
+        >>> def test_cartpole(golden_trace):
+        ...     golden_trace("cartpole", "CartPole-v1", episodes=3)
+    """
 
     def __init__(self, folder: Path, update: bool):
         self._folder, self._update = folder, update

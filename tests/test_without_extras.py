@@ -144,6 +144,7 @@ gym_trace.viewer.serve, gym_trace.edit.merge, gym_trace.playback.Trace, gym_trac
         ("gym_trace.viewer.serve('t')", "MissingExtra", "gym-trace[view]"),
         ("gym_trace.open_trace('t').to_duckdb()", "MissingExtra", "gym-trace[sql]"),
         ("gym_trace.open_trace('t').to_dataset()", "MissingExtra", "gym-trace[parquet]"),
+        ("gym_trace.results.Partition('t')", "MissingExtra", "gym-trace[parquet]"),
         ("gym_trace.open_trace('t').to_pandas()", "MissingExtra", "gym-trace[pandas]"),
         ("gym_trace.open_trace('s3://t')", "MissingExtra", "gym-trace[remote]"),
     ],

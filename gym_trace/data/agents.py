@@ -169,6 +169,10 @@ class AgentEpisode(KnowsOtherNames):
         has_final_observation: False if the observation after the last action is unknown, because the agent had no
             further turn. The last row of observations is then NaN, 0 or None, and the last reward sums the rewards
             up to the end.
+
+    Examples:
+        >>> agent = trace[0]["player_0"]  # doctest: +SKIP
+        >>> agent.observations.shape, agent.total_reward  # doctest: +SKIP
     """
 
     _OTHER_NAMES = OF_EPISODE

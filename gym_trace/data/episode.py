@@ -55,6 +55,15 @@ class Episode(KnowsOtherNames):
         has_final_observation: True if the last row of observations follows the last step. False if an import, or a
             vector environment, did not have it: the row is a placeholder, NaN, 0 or "".
         start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: monotonic clock, ns.
+
+    Examples:
+        >>> episode = gym_trace.open_trace("traces/cartpole")[0]
+        >>> len(episode), episode.seed is not None, episode.outcome, episode.total_reward
+        (12, True, 'terminated', 12.0)
+        >>> episode.observations.shape, episode.actions.shape  # the reset observation comes first
+        ((13, 4), (12,))
+        >>> episode[-2:].terminations
+        array([False,  True])
     """
 
     _OTHER_NAMES = OF_EPISODE
@@ -143,6 +152,11 @@ class Episode(KnowsOtherNames):
         row: use ``episode.observations[-1]``.
 
         Raises MissingExtra, CorruptTrace.
+
+        Examples:
+            >>> frame = gym_trace.open_trace("traces/cartpole")[0].to_pandas()
+            >>> list(frame.columns)[-4:], len(frame)
+            (['action', 'reward', 'terminated', 'truncated'], 12)
         """
         trees = {
             "observation": self.observations,

@@ -150,6 +150,11 @@ def call_factory(make: Callable[..., Any], arguments: Mapping[str, Any], render_
     Raises:
         EnvironmentUnavailable: the function returned another object.
         Exception: any exception of the function.
+
+    Examples:
+        >>> env = gym_trace.recording.call_factory(gymnasium.make, {"id": "CartPole-v1"}, render_mode="rgb_array")
+        >>> env.render_mode
+        'rgb_array'
     """
     wanted = {} if render_mode is None or not takes_render_mode(make) else {"render_mode": render_mode}
     log_mujoco_warnings()

@@ -39,6 +39,20 @@ class States(Protocol):
     An environment may have both methods. For environments of other packages, register an entry point of the group
     ``gym_trace.states``: a function that takes the unwrapped environment and returns such an object, or None.
     If it has a method ``begin_episode``, that takes the reset info of an episode before states of it are set.
+
+    Examples:
+        >>> class Clock(gymnasium.Env):
+        ...     time = 0
+        ...
+        ...     def get_state(self):
+        ...         return bytes([self.time])
+        ...
+        ...     def set_state(self, state):
+        ...         self.time = state[0]
+        >>> clock = Clock()
+        >>> clock.set_state(b"\\x07")
+        >>> clock.time, clock.get_state()
+        (7, b'\\x07')
     """
 
     def get_state(self) -> bytes | None:

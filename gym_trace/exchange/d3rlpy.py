@@ -34,6 +34,10 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], *, observation: str | N
 
     Raises:
         InvalidOption: an observation or action is not numeric, or an action space has no equivalent in d3rlpy.
+
+    Examples:
+        >>> len(gym_trace.exchange.d3rlpy.replay_buffer("traces/cartpole").episodes)
+        20
     """
     episodes = finished(trace)
     space = episodes.action_space

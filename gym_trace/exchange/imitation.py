@@ -31,6 +31,11 @@ def trajectories(trace: Trace | str | os.PathLike[str], *, observation: str | No
 
     Raises:
         InvalidOption: an observation, action or reward is not numeric, or observations are nested.
+
+    Examples:
+        >>> trajectories = gym_trace.exchange.imitation.trajectories("traces/cartpole")
+        >>> len(trajectories), trajectories[0].obs.shape
+        (20, (13, 4))
     """
     converted: list[TrajectoryWithRew] = []
     for episode, rows in scanned(finished(trace)):

@@ -46,6 +46,9 @@ class TraceFileHandler(DatasetFileHandlerBase):
 
     Attributes:
         options: of RecordingOptions, such as on_exist, level and metadata; set them in a subclass.
+
+    Examples:
+        >>> cfg.dataset_file_handler_class_type = gym_trace.exchange.isaaclab.TraceFileHandler  # doctest: +SKIP
     """
 
     options: ClassVar[Mapping[str, Any]] = {}

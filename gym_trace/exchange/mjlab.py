@@ -53,6 +53,9 @@ def recorder(
         states: record the simulator's state before each step, as annotations "sim/qpos", "sim/qvel" …: True for all of
             STATE, or names of fields of env.sim.data.
         options: other options of TraceRecordingVectorWrapper.
+
+    Examples:
+        >>> cfg.recorders["trace"] = gym_trace.exchange.mjlab.recorder("traces/go1")  # doctest: +SKIP
     """
     fields = STATE if states is True else tuple(states or ())
     params = {"directory": directory, "lanes": lanes, "states": fields, "options": options}
@@ -65,6 +68,9 @@ class TraceRecorder(RecorderTerm):
     Attributes:
         wrapper: the TraceRecordingVectorWrapper that writes the trace, for annotate(), flush() and its directory; None
             before the first reset.
+
+    Examples:
+        >>> recorder = env.recorder_manager.get_term("trace")  # doctest: +SKIP
     """
 
     def __init__(self, cfg: RecorderTermCfg, env: Any):
@@ -151,6 +157,10 @@ def restore(env: Any, episode: Episode, step: int, env_ids: Any = slice(None)) -
         env_ids: which environments; default: all.
 
     Raises InvalidOption if the episode has no states.
+
+    Examples:
+        >>> episode = gym_trace.open_trace("traces/go1")[0]  # doctest: +SKIP
+        >>> gym_trace.exchange.mjlab.restore(env, episode, 100)  # doctest: +SKIP
     """
     fields = {name: rows for name, rows in episode.annotations.items() if name.startswith(_PREFIX)}
     if not fields:

@@ -40,6 +40,10 @@ def episodes(
     Args:
         normalize_actions: scale float actions of a bounded Box to [-1, 1], as RLlib's episodes have them (see
             config.environment() of RLlib). False: as in the trace; pass it for traces that were imported from RLlib.
+
+    Examples:
+        >>> len(next(gym_trace.exchange.rllib.episodes("traces/cartpole")))
+        12
     """
     chosen = finished(trace, many_agents=True)
     if index_of(chosen).readers[0].about.agents:

@@ -47,6 +47,10 @@ def record(
     Raises:
         InvalidOption: unknown environment, or invalid option. In a worker: an environment with several agents.
         TraceExists
+
+    Examples:
+        >>> gym_trace.exchange.sample_factory.record("traces/doom")  # doctest: +SKIP
+        >>> run_rl(cfg)  # doctest: +SKIP
     """
     if unsupported := sorted(_PER_ENVIRONMENT & set(recording)):
         raise InvalidOption(f"{unsupported[0]}: not supported here; omit it")

@@ -51,6 +51,11 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
 
     Raises:
         InvalidOption: the spaces do not fit, or the buffer of the model is too small or not empty.
+
+    Examples:
+        >>> buffer = gym_trace.exchange.sb3.replay_buffer("traces/cartpole")
+        >>> buffer.sample(32).observations.shape
+        torch.Size([32, 4])
     """
     episodes = finished(trace)
     steps = int(lengths(episodes).sum())

@@ -30,6 +30,9 @@ class UpdateLogCallback(BaseCallback):
         directory: new, or of a log to continue. overhead: see UpdateLog.
 
     Raises InvalidOption for an algorithm, buffer or wrapper that is not supported.
+
+    Examples:
+        >>> model.learn(100_000, callback=gym_trace.exchange.sb3.UpdateLogCallback())  # doctest: +SKIP
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, overhead: float = 0.025, verbose: int = 0):
@@ -59,6 +62,10 @@ def update_parts(model: BaseAlgorithm) -> tuple[dict[str, Any], Callable[..., An
     """Return the parts that learning changes, and the function that learns: arguments of gym_trace.proof.verify().
 
     Raises InvalidOption.
+
+    Examples:
+        >>> parts = gym_trace.exchange.sb3.update_parts(model)  # doctest: +SKIP
+        >>> gym_trace.proof.verify("traces/ppo", parts, learn)  # doctest: +SKIP
     """
     if not isinstance(model, (OnPolicyAlgorithm, OffPolicyAlgorithm)):
         raise InvalidOption(f"{type(model).__name__}: is neither an on-policy nor an off-policy algorithm")

@@ -34,6 +34,11 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
     arrays of dtypes that PyTorch lacks.
 
     device: of the tensors. dtype: of floats; None: as recorded.
+
+    Examples:
+        >>> batch = next(iter(gym_trace.open_trace("traces/cartpole").windows(8, 32)))
+        >>> gym_trace.exchange.torch.tensors(batch)["rewards"].shape
+        torch.Size([32, 8])
     """
 
     def tensor(rows: Any) -> Any:
@@ -64,6 +69,13 @@ class BatchStream(IterableDataset[Any]):
 
         for batch in BatchStream(trace.windows(16, 256), device="cuda"):
             loss = model(batch["observations"])  # (256, 17, ...) on the GPU
+
+    Examples:
+        >>> from torch.utils.data import DataLoader
+        >>> windows = gym_trace.open_trace("traces/cartpole").windows(8, 32)
+        >>> loader = DataLoader(gym_trace.exchange.torch.BatchStream(windows), batch_size=None)
+        >>> next(iter(loader))["rewards"].shape
+        torch.Size([32, 8])
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
@@ -150,6 +162,11 @@ class BatchItems(Dataset[Any]):
     """Windows, transitions or episodes by index, for a DataLoader with a custom sampler.
 
     Pass ``collate_fn=collated`` to keep each batch as it was gathered. Otherwise, PyTorch joins its items again.
+
+    Examples:
+        >>> windows = gym_trace.open_trace("traces/cartpole").windows(8)
+        >>> gym_trace.exchange.torch.BatchItems(windows)[0]["rewards"].shape
+        torch.Size([8])
     """
 
     def __init__(self, batches: Batches, *, dtype: Any = None):
@@ -169,7 +186,15 @@ class BatchItems(Dataset[Any]):
 
 
 def collated(batch: Any) -> Any:
-    """Return a batch of BatchItems as it was gathered; for collate_fn."""
+    """Return a batch of BatchItems as it was gathered; for collate_fn.
+
+    Examples:
+        >>> from torch.utils.data import DataLoader
+        >>> items = gym_trace.exchange.torch.BatchItems(gym_trace.open_trace("traces/cartpole").windows(8))
+        >>> loader = DataLoader(items, batch_size=32, collate_fn=gym_trace.exchange.torch.collated)
+        >>> next(iter(loader))["rewards"].shape
+        torch.Size([32, 8])
+    """
     return batch.whole if isinstance(batch, _Gathered) else batch
 
 

@@ -32,6 +32,13 @@ class TraceStorage(Storage):
     An item is a TensorDict as from TorchRL's collectors; those of windows have a dimension for steps. It has the
     observation (or the leaves of a Dict space) and action, their results under "next" (observation, reward, done,
     terminated, truncated), and all other columns of the batches.
+
+    Examples:
+        >>> from torchrl.data import ReplayBuffer
+        >>> transitions = gym_trace.open_trace("traces/cartpole").transitions()
+        >>> storage = gym_trace.exchange.torchrl.TraceStorage(transitions)
+        >>> ReplayBuffer(storage=storage, batch_size=32).sample()["rewards"].shape
+        torch.Size([32])
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):

@@ -42,7 +42,13 @@ _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
 
 class Damage(NamedTuple):
-    """A damaged range of bytes in a file."""
+    """A damaged range of bytes in a file.
+
+    Examples:
+        >>> damage = gym_trace.results.Damage("t.gtb", 64, 128, "checksum mismatch")
+        >>> print(damage.error())
+        t.gtb: checksum mismatch at byte 64; 'gym-trace check' lists all damage, 'gym-trace repair' saves the rest
+    """
 
     path: str
     start: int
@@ -50,7 +56,12 @@ class Damage(NamedTuple):
     problem: str
 
     def error(self) -> CorruptTrace:
-        """Return the error to raise when these bytes are needed."""
+        """Return the error to raise when these bytes are needed.
+
+        Examples:
+            >>> gym_trace.results.Damage("t.gtb", 64, 128, "checksum mismatch").error().offset
+            64
+        """
         return CorruptTrace(self.problem, self.path, self.start)
 
 

@@ -26,6 +26,11 @@ class HealReport:
         hopeless: damaged ranges that parity cannot restore. Their files stay unchanged.
         files, bytes: number of batches compared with their parity, and their size.
         unprotected: sealed batches without parity, as older releases wrote them.
+
+    Examples:
+        >>> report = gym_trace.heal_trace("traces/cartpole")
+        >>> report.files, report.hopeless
+        (1, [])
     """
 
     healed: list[Damage] = field(default_factory=list)

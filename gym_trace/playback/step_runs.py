@@ -51,6 +51,10 @@ class StepRuns:
             that a row lacks is ABSENT. Columns without rows are left out. Read-only: they are shared with the chunk.
         starts: packed reset records of the episodes that begin here, by row of reader.parts.
         branch_prefix: number of skipped steps that the episodes repeat of the episode they branched from.
+
+    Examples:
+        >>> def add(self, block):  # of a Rule
+        ...     self.total += block.columns["rewards",].sum()
     """
 
     reader: WriterReader

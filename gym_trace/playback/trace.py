@@ -17,7 +17,7 @@ from gym_trace.data.showing.frames import episodes_frame
 from gym_trace.data.showing.html import player
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
-from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TraceNotFound, warn
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound, warn
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.facts import read_facts
 from gym_trace.playback.episode_columns import EpisodeColumns
@@ -62,6 +62,15 @@ def scan_recorded_traces(
 
     Raises:
         TraceNotFound, CorruptTrace.
+
+    Examples:
+        >>> lengths = []
+        >>> def see(observations, actions, rewards):
+        ...     lengths.append(len(rewards))
+        >>> gym_trace.scan_recorded_traces("traces/cartpole", see)
+        20
+        >>> lengths[:3]
+        [12, 9, 13]
     """
     trace = as_trace(directory)
     count = 0
@@ -148,6 +157,15 @@ class Trace(KnowsOtherNames):
             ``trace[trace.episodes["outcome"] != "running"]`` skips them.
         writers: ids of the writers.
         damage: damage found so far, as (path, start, end, problem).
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> len(trace), trace.observation_space.shape, int(trace.episodes["steps"].sum())
+        (20, (4,), 461)
+        >>> trace[-3:].episodes["return"].tolist()
+        [39.0, 20.0, 19.0]
+        >>> sum(episode.total_reward for episode in trace) / len(trace)
+        23.05
     """
 
     _OTHER_NAMES = OF_TRACE
@@ -225,6 +243,11 @@ class Trace(KnowsOtherNames):
         values are missing.
 
         Raises MissingExtra.
+
+        Examples:
+            >>> frame = gym_trace.open_trace("traces/cartpole").to_pandas()
+            >>> frame.groupby("outcome", observed=True)["return"].max().to_dict()
+            {'terminated': 58.0}
         """
         table, writers = self._content.table, [writer.about_or_empty for writer in self._content.readers]
         seeds: list[int | None] = [None if seed < 0 else seed for seed in table["seed"].tolist()]
@@ -329,6 +352,11 @@ class Trace(KnowsOtherNames):
         Running episodes have more steps then, and may have ended. An episode is identified by its writer, episode_id
         and first_step: its index can change if several lanes or writers record. After an edit in place, which may
         remove episodes, the number can be negative.
+
+        Examples:
+            >>> trace = gym_trace.open_trace("traces/cartpole")
+            >>> trace.refresh()  # nothing was recorded since
+            0
         """
         before = self._content
         if before.chosen is not None:
@@ -402,6 +430,11 @@ class Trace(KnowsOtherNames):
 
         Raises:
             EnvironmentUnavailable: lists what is missing.
+
+        Examples:
+            >>> env = gym_trace.open_trace("traces/cartpole").make_env(max_episode_steps=50)
+            >>> env.spec.id, env.spec.max_episode_steps
+            ('CartPole-v1', 50)
         """
         from gym_trace.envs.make import make_environment
 
@@ -436,6 +469,11 @@ class Trace(KnowsOtherNames):
                 not ascend, as in a sorted view, each episode is read by itself, and each column on access.
             on_damage: "raise" CorruptTrace when a damaged chunk is read, or "skip" it: all columns are read in advance,
                 episodes that lost a chunk come in parts, a warning describes what was skipped, and .damage lists it.
+
+        Examples:
+            >>> trace = gym_trace.open_trace("traces/cartpole")
+            >>> [len(episode.rewards) for episode in trace.scan(["rewards"], episodes=slice(3))]
+            [12, 9, 13]
         """
         roots = _checked_columns(columns)
         if on_damage not in ("raise", "skip"):
@@ -501,6 +539,13 @@ class Trace(KnowsOtherNames):
         batches. Running episodes are skipped.
 
         Raises InvalidOption, MissingExtra; CorruptTrace; TraceError if the writers have different spaces.
+
+        Examples:
+            >>> parts = gym_trace.open_trace("traces/cartpole").partitions(4)
+            >>> [part.episodes for part in parts]
+            [7, 3, 5, 5]
+            >>> len(parts[0].open())
+            7
         """
         found: list[Any] = _tables().partitions_of(self, n, handle_of)
         return found
@@ -534,6 +579,11 @@ class Trace(KnowsOtherNames):
 
         It can be pickled. ``polars.scan_pyarrow_dataset`` and others accept it, and pass the columns and conditions of
         a query to it. It has the columns of to_arrow(), and no fragments. Raises InvalidOption, MissingExtra.
+
+        Examples:
+            >>> dataset = gym_trace.open_trace("traces/cartpole").to_dataset("episodes")
+            >>> dataset.to_table(["steps", "outcome"]).slice(0, 1).to_pylist()
+            [{'steps': 12, 'outcome': 'terminated'}]
         """
         return _tables().dataset_of(self, table)
 
@@ -542,6 +592,11 @@ class Trace(KnowsOtherNames):
 
         ``trace.to_duckdb().sql("SELECT action, avg(reward) FROM steps GROUP BY action")`` decodes only the columns that
         the query names. Lists count from 1 in SQL. Raises InvalidOption, MissingExtra.
+
+        Examples:
+            >>> database = gym_trace.open_trace("traces/cartpole").to_duckdb()
+            >>> database.sql("SELECT count(*) FROM steps WHERE action = 1").fetchall()
+            [(247,)]
         """
         from gym_trace.playback.tables.sql import connection
 
@@ -618,6 +673,12 @@ class Trace(KnowsOtherNames):
                 warning describes it, and .damage of the trace lists it. A stream then reads the trace once in advance.
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
+
+        Examples:
+            >>> batches = gym_trace.open_trace("traces/cartpole").windows(8, 32, columns=["observations", "actions"])
+            >>> batch = next(iter(batches))
+            >>> batch["observations"].shape, batch["actions"].shape
+            ((32, 9, 4), (32, 8))
         """
         from gym_trace.playback.sampling.batches import Order
         from gym_trace.playback.sampling.orders import batches_of, windows
@@ -664,6 +725,12 @@ class Trace(KnowsOtherNames):
             on_damage: see windows().
 
         Raises the same errors as windows().
+
+        Examples:
+            >>> batches = gym_trace.open_trace("traces/cartpole").transitions(64, n_steps=3, gamma=0.99)
+            >>> batch = next(iter(batches))
+            >>> batch["observations"].shape, batch["next_observations"].shape, batch["rewards"].shape
+            ((64, 4), (64, 4), (64,))
         """
         from gym_trace.playback.sampling.batches import Order
         from gym_trace.playback.sampling.orders import batches_of, transitions
@@ -687,7 +754,13 @@ class Trace(KnowsOtherNames):
         on_damage: str = "raise",
     ) -> Batches:
         """Return batches of whole episodes, like windows(), padded to the longest of the batch. Episodes without steps
-        are skipped. For arguments and errors see windows()."""
+        are skipped. For arguments and errors see windows().
+
+        Examples:
+            >>> batch = next(iter(gym_trace.open_trace("traces/cartpole").trajectories(4)))
+            >>> batch["actions"].shape, batch["mask"].sum(axis=1).tolist()
+            ((4, 33), [23, 33, 33, 12])
+        """
         from gym_trace.playback.sampling.batches import Order
         from gym_trace.playback.sampling.orders import TRAJECTORIES, batches_of
 
@@ -709,6 +782,11 @@ class Trace(KnowsOtherNames):
             columns: only these columns. None: observations, actions and rewards.
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
+
+        Examples:
+            >>> norm = gym_trace.open_trace("traces/cartpole").normalization(["rewards"])["rewards"]
+            >>> float(norm.mean), float(norm.std)
+            (1.0, 0.0)
         """
         from gym_trace.playback.sampling.batches import roots_of
         from gym_trace.playback.sampling.normalization import moments_of
@@ -754,12 +832,9 @@ def _reopened(storage: ReadStorage, extents: tuple[FileSnapshot, ...], chosen: s
 
 def _tables() -> Any:
     """Import the tables of a trace, which need pyarrow. Raises MissingExtra."""
-    try:
-        from gym_trace.playback.tables import partitions
+    from gym_trace.playback.tables import partitions
 
-        return partitions
-    except ImportError as missing:
-        raise MissingExtra(f"tables need pyarrow ({missing}): pip install 'gym-trace[parquet]'") from missing
+    return partitions
 
 
 def _arrays_of_undamaged(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:

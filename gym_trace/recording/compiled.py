@@ -11,7 +11,13 @@ _MODULES = ("gym_trace.recording._core", "gym_trace.format._kernels")
 
 
 def why_pure() -> str | None:
-    """Return why this process records and reads in pure Python; None if it uses the C core."""
+    """Return why this process records and reads in pure Python; None if it uses the C core.
+
+    Examples:
+        >>> reason = gym_trace.recording.why_pure()  # None: the compiled core is used
+        >>> reason is None or isinstance(reason, str)
+        True
+    """
     if os.environ.get("GYM_TRACE_PURE", "0") not in ("", "0"):
         return "GYM_TRACE_PURE is set"
     if all(map(importlib.util.find_spec, _MODULES)):

@@ -40,6 +40,10 @@ def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:
     Raises:
         TraceNotFound
         RecordingError: the batches could not be written.
+
+    Examples:
+        >>> gym_trace.recording.take_in_rings("traces/cartpole")  # no writer died
+        ([], [])
     """
     storage = writable_storage_of(directory)
     done: list[str] = []

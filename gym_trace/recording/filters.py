@@ -68,6 +68,12 @@ class RewardClasses:
     Args:
         classes: one reward value per class, at least one.
         seed: seed of a private generator; the environment's generator is never used.
+
+    Examples:
+        >>> classes = gym_trace.recording.RewardClasses([0.0, 1.0], seed=0)
+        >>> kept = [reward for reward in [0.0] * 9 + [1.0] + [0.0] * 90 if classes.keeps(reward)]
+        >>> kept.count(1.0), kept.count(0.0) < 99
+        (1, True)
     """
 
     def __init__(self, classes: Sequence[float], seed: int = 0):
@@ -80,7 +86,12 @@ class RewardClasses:
         self._random = np.random.default_rng(seed)
 
     def keeps(self, reward: float) -> bool:
-        """Count a step with this reward; return True if it is kept."""
+        """Count a step with this reward; return True if it is kept.
+
+        Examples:
+            >>> gym_trace.recording.RewardClasses([0.0, 1.0]).keeps(1.0)
+            True
+        """
         if reward != reward:
             return True
         nearest = bisect_left(self._bounds, reward)
@@ -89,5 +100,12 @@ class RewardClasses:
         return bool(self._random.random() * self.counts[nearest] < rarest)
 
     def summary(self) -> dict[str, list[float]]:
-        """Return the classes and their counts for the manifest."""
+        """Return the classes and their counts for the manifest.
+
+        Examples:
+            >>> classes = gym_trace.recording.RewardClasses([0.0, 1.0])
+            >>> _ = [classes.keeps(reward) for reward in (0.0, 1.0, 1.0)]
+            >>> classes.summary()
+            {'reward_classes': [0.0, 1.0], 'class_counts': [1.0, 2.0]}
+        """
         return {"reward_classes": self.classes, "class_counts": [float(count) for count in self.counts]}

@@ -72,6 +72,11 @@ class RecordingOptions:
     Raises:
         InvalidOption: an argument is invalid.
         UnstorableValue: metadata cannot be stored.
+
+    Examples:
+        >>> options = gym_trace.recording.RecordingOptions(directory="traces/x", record_infos=["lives"])
+        >>> options.info_keys
+        ('lives',)
     """
 
     directory: str | os.PathLike[str] | None = None

@@ -16,7 +16,13 @@ def cubic(episode: int) -> bool:
 
 
 def schedule_of(given: object) -> Schedule:
-    """Return a schedule from "cubic", "every:N", or a function of the episode number. Raises InvalidOption."""
+    """Return a schedule from "cubic", "every:N", or a function of the episode number. Raises InvalidOption.
+
+    Examples:
+        >>> schedule = gym_trace.recording.schedule_of("every:10")
+        >>> [number for number in range(30) if schedule(number)]
+        [0, 10, 20]
+    """
     if callable(given):
         return given
     if given == "cubic":

@@ -74,6 +74,14 @@ class TraceWriter:
 
     Its methods raise InvalidOption for calls out of order, with what to call instead, and RecordingError, once, if the
     trace could not be written.
+
+    Examples:
+        >>> with gym_trace.TraceWriter("traces/robot") as writer:
+        ...     writer.begin(np.zeros(3, np.float32))
+        ...     writer.step(np.float32(0.5), np.ones(3, np.float32), 1.0, terminated=True)
+        >>> gym_trace.open_trace("traces/robot")[0].observations
+        array([[0., 0., 0.],
+               [1., 1., 1.]], dtype=float32)
     """
 
     directory: Path
@@ -127,6 +135,12 @@ class TraceWriter:
         Args:
             info: recorded if record_infos is set.
             seed, options: what the environment was reset with; a replay passes them to reset().
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-begin") as writer:
+            ...     writer.begin(np.zeros(2, np.float32), seed=3, options={"level": 2})
+            >>> gym_trace.open_trace("traces/writer-begin")[0].options
+            {'level': 2}
         """
         try:
             self._begin(observation, info, seed, options)
@@ -158,6 +172,14 @@ class TraceWriter:
         """End the open episode, or those of all lanes of rollouts: as "terminated", "truncated", "cut" or "closed".
 
         Not needed after a step with terminated=True or truncated=True. An action without a result is not kept.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-end") as writer:
+            ...     writer.begin(np.zeros(2, np.float32))
+            ...     writer.step(1, np.zeros(2, np.float32), 0.5)
+            ...     writer.end("truncated")
+            >>> gym_trace.open_trace("traces/writer-end")[0].outcome
+            'truncated'
         """
         self._demand_episode("end")
         if outcome not in _ENDS:
@@ -176,6 +198,14 @@ class TraceWriter:
         """Record the action that is about to be executed. Optional: step() does it if act() did not.
 
         If the process dies before step(), the trace knows the action: ``episode.pending_action``.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-act") as writer:
+            ...     writer.begin(np.zeros(2, np.float32))
+            ...     writer.act(1)  # before the robot moves
+            ...     writer.step(1, np.zeros(2, np.float32), 0.5)
+            >>> gym_trace.open_trace("traces/writer-act")[0].actions
+            array([1])
         """
         self._demand_episode("act")
         self._demand_steps("act")
@@ -201,6 +231,13 @@ class TraceWriter:
         terminated and truncated end the episode. Raises UnstorableValue for an annotation that cannot be stored. After
         another exception in step(), such as Ctrl-C, the step is skipped, and the next one begins another part of the
         episode.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-step") as writer:
+            ...     writer.begin(np.zeros(2, np.float32))
+            ...     writer.step(1, np.zeros(2, np.float32), 0.5, truncated=True, value=1.5)
+            >>> gym_trace.open_trace("traces/writer-step")[0].annotations
+            {'value': array([1.5])}
         """
         try:
             self._step(action, observation, reward, terminated, truncated, info, annotations)
@@ -290,6 +327,14 @@ class TraceWriter:
         Episodes begin with row 0 of the first call, and of the first call after end(), which ends the episodes of all
         lanes. Raises InvalidOption, before recording, for arrays that do not match, or do not continue the previous
         call.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-rollouts") as writer:
+            ...     observations = np.zeros((6, 2, 3), np.float32)  # 5 steps of 2 lanes, and what follows
+            ...     flags = np.zeros((5, 2), bool)
+            ...     writer.rollouts(observations, np.zeros((5, 2), np.int64), np.ones((5, 2)), flags, flags)
+            >>> gym_trace.open_trace("traces/writer-rollouts").episodes["steps"].tolist()
+            [5, 5]
         """
         self._demand_files("rollouts")
         self._demand_thread("rollouts")
@@ -322,7 +367,16 @@ class TraceWriter:
         return LaneSteps(self.directory, schema, self._options, (observed, acted), Lanes(count), mode, lazy=True)
 
     def annotate(self, **values: Any) -> None:
-        """Record further values with the next step. Raises UnstorableValue."""
+        """Record further values with the next step. Raises UnstorableValue.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-annotate") as writer:
+            ...     writer.begin(np.zeros(2, np.float32))
+            ...     writer.annotate(value=1.5)
+            ...     writer.step(1, np.zeros(2, np.float32), 0.5)
+            >>> gym_trace.open_trace("traces/writer-annotate")[0].annotations
+            {'value': array([1.5])}
+        """
         self._demand_episode("annotate")
         self._demand_steps("annotate")
         self._annotations.update({name: snapshot(plain_array(value), pack) for name, value in values.items()})
@@ -347,6 +401,13 @@ class TraceWriter:
         """Return the writer of one lane, always the same one. It steps on its own, also in a thread of its own.
 
         Its episodes have this number as their .lane, and files of their own in the directory. close() closes it, too.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-lane") as writer:
+            ...     for number in (0, 1):
+            ...         writer.lane(number).begin(np.zeros(2, np.float32))
+            >>> gym_trace.open_trace("traces/writer-lane").episodes["lane"].tolist()
+            [0, 1]
         """
         self._demand_files("lane")
         if self._lane is not None:
@@ -362,17 +423,43 @@ class TraceWriter:
         return self._lanes[lane]
 
     def flush(self) -> None:
-        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-flush") as writer:
+            ...     writer.begin(np.zeros(2, np.float32))
+            ...     writer.step(1, np.zeros(2, np.float32), 0.5)
+            ...     writer.flush()
+            >>> gym_trace.open_trace("traces/writer-flush")[0].rewards
+            array([0.5])
+        """
         for recorder in self._recorders():
             recorder.flush()
 
     def secure(self) -> None:
-        """Make all steps so far survive a kill, also without memory-mapped files."""
+        """Make all steps so far survive a kill, also without memory-mapped files.
+
+        Examples:
+            >>> with gym_trace.TraceWriter("traces/writer-secure") as writer:
+            ...     writer.begin(np.zeros(2, np.float32))
+            ...     writer.step(1, np.zeros(2, np.float32), 0.5)
+            ...     writer.secure()
+            >>> gym_trace.open_trace("traces/writer-secure")[0].rewards
+            array([0.5])
+        """
         for recorder in self._recorders():
             recorder.secure()
 
     def close(self) -> None:
-        """Save everything. An open episode gets the outcome "closed". Closing twice is fine. Raises RecordingError."""
+        """Save everything. An open episode gets the outcome "closed". Closing twice is fine. Raises RecordingError.
+
+        Examples:
+            >>> writer = gym_trace.TraceWriter("traces/writer-close")
+            >>> writer.begin(np.zeros(2, np.float32))
+            >>> writer.close()
+            >>> gym_trace.open_trace("traces/writer-close")[0].outcome
+            'closed'
+        """
         failures = []
         for writer in self._all():
             writer._is_closed, writer._is_open = True, False

@@ -45,7 +45,15 @@ _held_here: set[str] = set()  # files whose locks this process holds
 
 
 class LocalStorage(Storage):
-    """A directory of a file system."""
+    """A directory of a file system.
+
+    Examples:
+        >>> storage = gym_trace.storage.LocalStorage("traces/cartpole")
+        >>> sorted(name.rpartition(".")[2] for name in storage.names())
+        ['gtb', 'jsonl']
+        >>> gym_trace.open_trace(storage)[0].outcome
+        'terminated'
+    """
 
     def __init__(self, directory: str | os.PathLike[str]):
         self.root = str(Path(directory))

@@ -58,4 +58,10 @@ def absolute(storage: ReadStorage) -> ReadStorage:
 
 
 def path_of(root: str) -> Path:
+    """Return the root of a storage as a path; that of a URL keeps its slashes.
+
+    Examples:
+        >>> gym_trace.storage.path_of("/data/cartpole").name
+        'cartpole'
+    """
     return UrlPath(root) if is_url(root) else Path(root)

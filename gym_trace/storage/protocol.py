@@ -14,7 +14,12 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # errno values: no free file desc
 
 
 class Span(NamedTuple):
-    """A range of bytes of a file."""
+    """A range of bytes of a file.
+
+    Examples:
+        >>> gym_trace.storage.Span("w.000000.gtb", offset=64, length=1024)
+        Span(name='w.000000.gtb', offset=64, length=1024)
+    """
 
     name: str
     offset: int
@@ -26,6 +31,14 @@ class Reader(Protocol):
 
     Attributes:
         size: bytes of the file when it was opened.
+
+    Examples:
+        >>> storage = gym_trace.storage.LocalStorage("traces/cartpole")
+        >>> (batch,) = (name for name in storage.names() if name.endswith(".gtb"))
+        >>> with storage.open(batch) as reader:
+        ...     magic = reader.read(0, 4)
+        >>> len(magic)
+        4
     """
 
     size: int
@@ -47,7 +60,17 @@ class Reader(Protocol):
 
 
 class Appender(Protocol):
-    """A file that is open for appending. All methods raise OSError."""
+    """A file that is open for appending. All methods raise OSError.
+
+    Examples:
+        >>> storage = gym_trace.storage.LocalStorage("appended")
+        >>> storage.make()
+        >>> appender = storage.create("notes")
+        >>> appender.write(b"one line")
+        >>> appender.close()
+        >>> storage.size("notes")
+        8
+    """
 
     def write(self, data: bytes | memoryview) -> None:
         """Append data; readers see it at once. On an error, a part of data may have been written."""
@@ -70,6 +93,13 @@ class Mapping(Protocol):
 
     Attributes:
         memory: all bytes of the file, writable.
+
+    Examples:
+        >>> storage = gym_trace.storage.LocalStorage("mapped")
+        >>> storage.make()
+        >>> mapping = storage.map("ring", b"ring", 4096)
+        >>> if mapping is not None:  # some file systems have no mappings
+        ...     mapping.close()
     """
 
     memory: memoryview
@@ -92,6 +122,10 @@ class ReadStorage(Protocol):
     Attributes:
         root: name of the location in messages.
         ahead: bytes that are worth prefetching; 0 where reading takes no round trip.
+
+    Examples:
+        >>> isinstance(gym_trace.storage.LocalStorage("traces/cartpole"), gym_trace.storage.ReadStorage)
+        True
     """
 
     root: str
@@ -138,7 +172,12 @@ class ReadStorage(Protocol):
 
 @runtime_checkable
 class Storage(ReadStorage, Protocol):
-    """The files of one trace, for reading and writing."""
+    """The files of one trace, for reading and writing.
+
+    Examples:
+        >>> isinstance(gym_trace.storage.LocalStorage("traces/cartpole"), gym_trace.storage.Storage)
+        True
+    """
 
     def make(self) -> None:
         """Create the location unless it exists. Raises OSError."""

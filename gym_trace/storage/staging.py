@@ -144,6 +144,12 @@ def replaced_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     are created.
 
     Raises OSError, also if target is neither a file nor a link to one.
+
+    Examples:
+        >>> with gym_trace.storage.replaced_file("notes.txt") as path:
+        ...     _ = path.write_text("all or nothing")
+        >>> path.exists()  # it is notes.txt now
+        False
     """
     refuse_url(target)
     if os.path.exists(target) and not os.path.isfile(target):

@@ -48,6 +48,11 @@ class Branched:
         lengths: (episodes,) int64, steps.
         recorded_return, recorded_length: return and length of the recorded episode.
         recorded_outcome: how the recorded episode ended, such as "terminated".
+
+    Examples:
+        >>> branched = gym_trace.branch("traces/cartpole", 8, 40, "random", "traces/branch", episodes=4, seed=0)
+        >>> branched.min <= branched.mean <= branched.max
+        True
     """
 
     directory: Path
@@ -79,6 +84,12 @@ class Branched:
         """Return a confidence interval of the mean return; None for fewer than two episodes.
 
         It is the percentile bootstrap of the mean (Efron, 1979) with 10,000 resamples; the same for the same seed.
+
+        Examples:
+            >>> branched = gym_trace.branch("traces/cartpole", 8, 40, "random", "traces/interval", episodes=4, seed=0)
+            >>> low, high = branched.interval(0.9)
+            >>> low <= branched.mean <= high
+            True
         """
         count = len(self.returns)
         if count < 2:
@@ -153,6 +164,13 @@ def branch(
         InvalidOption: an option is invalid, or the episode has no such step or ends before it.
         IndexError: no such episode.
         TraceNotFound, TraceExists, CorruptTrace
+
+    Examples:
+        >>> branched = gym_trace.branch("traces/cartpole", 8, 40, "random", "traces/branched", episodes=5, seed=0)
+        >>> len(branched.returns), branched.recorded_return
+        (5, 18.0)
+        >>> gym_trace.open_trace("traces/branched")[0].prefix
+        40
     """
     trace = as_trace(trace)
     index = range(len(trace))[episode]

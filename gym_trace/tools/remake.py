@@ -51,6 +51,11 @@ class RemadeEpisode:
         differences: the first difference of each column that was compared, of each leaf of the observations, and of
             each key of the infos, in the order of steps. The last one may be an error that the environment raised.
         reason: why it was not made, or not to its end; "" otherwise.
+
+    Examples:
+        >>> report = gym_trace.remake("traces/cartpole", "traces/remade", episodes=[0])
+        >>> report.episodes[0].is_same, report.episodes[0].steps
+        (True, 12)
     """
 
     index: int
@@ -93,6 +98,11 @@ class RemakeReport:
         uncompared: leaves of the recorded observations that the changed environment lacks, or has with another dtype or
             shape, such as "observations/position".
         running: episodes that were skipped, because they are still being recorded.
+
+    Examples:
+        >>> report = gym_trace.remake("traces/cartpole", "traces/again", episodes=[0, 1])
+        >>> report.same, report.uncompared
+        (2, ())
     """
 
     destination: Path
@@ -153,6 +163,13 @@ def remake(
         InvalidOption: an option is invalid.
         TraceExists: output exists.
         TraceNotFound, CorruptTrace, RecordingError
+
+    Examples:
+        >>> from gymnasium.wrappers import TransformReward
+        >>> double = lambda env: TransformReward(env, lambda reward: 2 * reward)
+        >>> report = gym_trace.remake("traces/cartpole", "traces/doubled", wrappers=[double], episodes=[0, 1])
+        >>> gym_trace.open_trace("traces/doubled").episodes["return"].tolist()
+        [24.0, 18.0]
     """
     trace = as_trace(trace)
     for damage in trace.damage:

@@ -35,6 +35,9 @@ def push(
         CorruptTrace: a batch lacks the checksum that the manifest lists.
         TraceExists: the URL has a file of the same name with other content.
         RemoteError: the store did not respond, or rejected a request.
+
+    Examples:
+        >>> report = gym_trace.push("traces/cartpole", "s3://bucket/cartpole")  # doctest: +SKIP
     """
     return Transfer(directory, url, "push", dry_run, card=dataset_card).run(workers, on_progress)
 
@@ -50,5 +53,8 @@ def pull(
     """Copy a trace from a URL to a directory. Existing files stay, so an interrupted pull can be resumed.
 
     Arguments and errors are those of push().
+
+    Examples:
+        >>> report = gym_trace.pull("s3://bucket/cartpole", "traces/cartpole")  # doctest: +SKIP
     """
     return Transfer(directory, url, "pull", dry_run).run(workers, on_progress)

@@ -101,6 +101,11 @@ def train(
         InvalidOption: also if another process trains in the directory
         CorruptTrace: the run to resume is damaged
         TrainingFailed: processes failed repeatedly, a loss is not finite, or a file cannot be written
+
+    Examples:
+        >>> from functools import partial
+        >>> make_env = partial(gymnasium.make, "CartPole-v1")
+        >>> trained = gym_trace.train(make_env, "runs/cartpole", steps=50_000, seed=0)  # doctest: +SKIP
     """
     end_if_unguarded()
     if in_turns := settings.get("workers") in (0, "0"):

@@ -32,6 +32,10 @@ class Trained:
         losses: of the last update. workers: the state of each. trouble: reason of the last restart.
         others: progress of the other policies of a population.
         stopped: what ended the run: "done", "return", "seconds", "interrupted"; "" while it runs.
+
+    Examples:
+        >>> trained = gym_trace.train(make_env, "runs/one", steps=50_000)  # doctest: +SKIP
+        >>> trained.version, trained.returns  # doctest: +SKIP
     """
 
     directory: Path

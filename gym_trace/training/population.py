@@ -38,6 +38,10 @@ class Exchange:
             Policy 0 keeps its settings, unless it is replaced by another policy.
         objective: value to compare, over the last 100 episodes: "return", "length", or a key of their last infos with
             a number.
+
+    Examples:
+        >>> exchange = gym_trace.training.Exchange(period=50_000)
+        >>> gym_trace.train(make_env, "runs/many", policies=4, exchange=exchange, steps=10**6)  # doctest: +SKIP
     """
 
     period: int = 100_000

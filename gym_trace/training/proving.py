@@ -60,6 +60,10 @@ def verify_run(
     Raises:
         TraceNotFound, CorruptTrace: the run is missing or damaged.
         InvalidOption: the run names a model, and is not trusted.
+
+    Examples:
+        >>> proof = gym_trace.training.verify_run("runs/cartpole")  # doctest: +SKIP
+        >>> proof.differs  # doctest: +SKIP
     """
     proof = Proof()
     report = progress_reporter(proof, on_progress)

@@ -113,6 +113,11 @@ class Run:
     Attributes:
         path: pathlib.Path.
         chain: the log as bytes.
+
+    Examples:
+        >>> run = gym_trace.training.Run("runs/one")
+        >>> run.exists
+        False
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -285,7 +290,11 @@ def new_runs(directory: str | os.PathLike[str], count: int) -> list[Run]:
 
 
 def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
-    """Return the runs in a directory, in the order of the policies. Raises CorruptTrace for links."""
+    """Return the runs in a directory, in the order of the policies. Raises CorruptTrace for links.
+
+    Examples:
+        >>> [run.path.name for run in gym_trace.training.runs_in("runs")]  # doctest: +SKIP
+    """
     path = Path(directory)
     found = [Run(path / f"policy-{number}") for number in range(sum(1 for _ in path.glob("policy-*")))]
     for run in found:
@@ -344,6 +353,10 @@ def described_environment(directory: str | os.PathLike[str], trust: bool = False
         InvalidOption: it would import or call names that only the run contains, without trust; or the run was
             started from Python, without a description.
         TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> described = gym_trace.training.described_environment("runs/cartpole")  # doctest: +SKIP
+        >>> gym_trace.training.needs_trust(described)  # doctest: +SKIP
     """
     about = runs_in(directory)[0].about.get("environment")
     if about is None:
@@ -363,7 +376,12 @@ def described_environment(directory: str | os.PathLike[str], trust: bool = False
 
 
 def needs_trust(described: Mapping[str, Any]) -> bool:
-    """Return True if a run in this environment can be resumed only with trust."""
+    """Return True if a run in this environment can be resumed only with trust.
+
+    Examples:
+        >>> described = gym_trace.training.described_environment("runs/cartpole")  # doctest: +SKIP
+        >>> gym_trace.training.needs_trust(described)  # doctest: +SKIP
+    """
     return bool(_trusted_actions({"id": None, "make": None, "kwargs": {}, "imports": (), "wrappers": (), **described}))
 
 

@@ -70,6 +70,10 @@ class Settings:
         initial_std, adaptive_std: of continuous actions; adaptive: the network computes it from the observation.
         inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
         device: of learner and server. learner_threads: PyTorch threads; the weights depend on their number.
+
+    Examples:
+        >>> gym_trace.training.Settings(workers=1, num_envs=4, rollout=32).rollout_steps
+        128
     """
 
     workers: int = 2
@@ -200,7 +204,13 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 
 def settings_from(given: Mapping[str, Any]) -> Settings:
-    """Return settings from names and values, which may be text from a command line or a file. Raises InvalidOption."""
+    """Return settings from names and values, which may be text from a command line or a file. Raises InvalidOption.
+
+    Examples:
+        >>> settings = gym_trace.training.settings_from({"learning_rate": 3e-4, "workers": 1})
+        >>> settings.learning_rate, settings.gamma
+        (0.0003, 0.997)
+    """
     types = {field.name: str(field.type) for field in fields(Settings)}
     for name in given:
         if name not in types:

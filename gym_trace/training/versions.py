@@ -143,6 +143,10 @@ class RunPolicies:
 
     Attributes:
         name: name of the policy, with the version.
+
+    Examples:
+        >>> policies = gym_trace.training.RunPolicies("runs/cartpole@8")  # doctest: +SKIP
+        >>> policy = policies(env.observation_space, env.action_space)  # doctest: +SKIP
     """
 
     def __init__(self, name: str):

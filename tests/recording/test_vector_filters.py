@@ -201,7 +201,7 @@ def test_reward_classes_keep_rare_rewards_of_any_lane(tmp_path: Path, mode: Any)
 
 def test_the_schema_describes_the_filters(tmp_path: Path) -> None:
     trace = recorded(tmp_path, NEXT_STEP, episode_filter=lambda episode: True, reward_classes=[1])
-    options = trace.readers[0].schema["recorder"]
+    options = index_of(trace).readers[0].schema["recorder"]
     assert (options["episode_filter"], options["frame_filter"], options["reward_classes"]) == (True, False, [1.0])
 
 

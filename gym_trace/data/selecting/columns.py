@@ -41,7 +41,16 @@ class ConditionColumn(NamedTuple):
 
 
 class NoSuchKey(InvalidOption):
-    """The name is valid, but this table does not have the column; other tables may."""
+    """The name is valid, but this table does not have the column; other tables may.
+
+    Examples:
+        >>> gym_trace.open_trace("traces/cartpole").select("metadata.author == 'Ada'")
+        Traceback (most recent call last):
+            ...
+        gym_trace.data.selecting.columns.NoSuchKey: no 'author' in the metadata here; choose from none
+          metadata.author == 'Ada'
+          ^^^^^^^^^^^^^^^
+    """
 
 
 class Table(Protocol):

@@ -96,12 +96,26 @@ def error_at(source: str, begin: int, end: int, problem: str) -> InvalidOption:
 
 
 def check_condition(text: str) -> None:
-    """Check the syntax of a condition, as Trace.select(where=) takes it. Raises InvalidOption."""
+    """Check the syntax of a condition, as Trace.select(where=) takes it. Raises InvalidOption.
+
+    Examples:
+        >>> gym_trace.playback.check_condition("return > 100 and outcome == 'terminated'")
+        >>> gym_trace.playback.check_condition("return >")
+        Traceback (most recent call last):
+            ...
+        gym_trace.errors.InvalidOption: expected a column, number or text, not 'the end'
+          return >
+                  ^
+    """
     parse_condition(text)
 
 
 def check_order(text: str) -> None:
-    """Check the syntax of an order, as Trace.select(sort=) takes it. Raises InvalidOption."""
+    """Check the syntax of an order, as Trace.select(sort=) takes it. Raises InvalidOption.
+
+    Examples:
+        >>> gym_trace.playback.check_order("split, -return")
+    """
     parse_keys(text)
 
 

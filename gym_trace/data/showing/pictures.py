@@ -58,7 +58,12 @@ def picture_of(observation: Any) -> Array:
 
 
 def as_picture(frame: Any) -> Array:
-    """Convert a frame, (H, W) or (H, W, C) with C in 1, 3, 4, to (H, W, 3) of uint8. Raises RenderingError."""
+    """Convert a frame, (H, W) or (H, W, C) with C in 1, 3, 4, to (H, W, 3) of uint8. Raises RenderingError.
+
+    Examples:
+        >>> gym_trace.replay.as_picture(np.zeros((84, 84), np.uint8)).shape
+        (84, 84, 3)
+    """
     picture = np.asarray(frame)
     if picture.ndim == 2:
         picture = picture[:, :, None]

@@ -21,6 +21,10 @@ class Loss(NamedTuple):
     """Part of a trace that a format cannot store.
 
     what: one of LOSSES. why: a sentence, with the amount.
+
+    Examples:
+        >>> gym_trace.formats.Loss("seed", "the format has no place for it")
+        Loss(what='seed', why='the format has no place for it')
     """
 
     what: str
@@ -35,6 +39,10 @@ class Target(NamedTuple):
 
     staged: write here: an empty directory, or a file that does not exist. It is renamed to final once the export is
     complete, and removed if it fails. final: absolute.
+
+    Examples:
+        >>> def write(target):
+        ...     target.staged.write_text("one file")  # it becomes target.final
     """
 
     staged: Path
@@ -47,6 +55,11 @@ class ExportPlan(NamedTuple):
     losses: what the format cannot store of the trace.
     write: write the trace in memory that does not grow with it. Raises OSError, CorruptTrace.
     how_to_load: called after write with the path of the export; return Python that loads it with the usual package.
+
+    Examples:
+        >>> plan = gym_trace.formats.ExportPlan([], lambda target: target.staged.touch(), "open('{}').read()".format)
+        >>> plan.how_to_load("steps.txt")
+        "open('steps.txt').read()"
     """
 
     losses: Sequence[Loss]
@@ -67,6 +80,21 @@ class Exporter(Protocol):
         keeps_branch_prefix: optional; True: also export the steps of a branched episode that repeat the episode it
             branched from. Otherwise the source leaves them out, and export() reports the loss.
         keeps_states: optional; True: states of the environment are exported, too. Otherwise export() reports the loss.
+
+    Examples:
+        >>> class Lengths:  # an Exporter
+        ...     name, makes = "lengths", "file"
+        ...
+        ...     def plan(self, source):
+        ...         def write(target):
+        ...             text = "\\n".join(str(len(episode)) for episode, _ in source.scan())
+        ...             target.staged.write_text(text)
+        ...
+        ...         losses = [gym_trace.formats.Loss("steps", "only counted")]
+        ...         return gym_trace.formats.ExportPlan(losses, write, "open({}).read()".format)
+        >>> report = gym_trace.export("traces/cartpole", "lengths.txt", Lengths())
+        >>> report.episodes, [loss.what for loss in report.lost]
+        (20, ['steps'])
     """
 
     name: ClassVar[str]
@@ -83,6 +111,24 @@ class Importer(Protocol):
         name: as in ``gym-trace import --from NAME``.
         skips_links: optional; True if it opens no links. Otherwise, import_trace() rejects a directory with links out
             of it.
+
+    Examples:
+        >>> class Mine:  # an Importer
+        ...     name = "mine"
+        ...
+        ...     def recognises(self, path):
+        ...         return path.suffix == ".mine"
+        ...
+        ...     def read(self, path):
+        ...         space = gymnasium.spaces.Discrete(4)
+        ...         steps = gym_trace.formats.NewSteps(np.arange(4), np.zeros(3, int), np.ones(3))
+        ...         episode = gym_trace.formats.NewEpisode(3, [steps], outcome="terminated")
+        ...         schema = gym_trace.formats.new_schema("mine", space, space)
+        ...         return gym_trace.formats.imported("mine", [episode], schema)
+        >>> with open("one.mine", "w"):
+        ...     pass
+        >>> gym_trace.import_trace("one.mine", "traces/mine", Mine()).steps
+        3
     """
 
     name: ClassVar[str]
@@ -108,6 +154,11 @@ class ExportReport:
         lost: parts of the trace that were not stored.
         how_to_load: Python that loads it.
         bytes: size of the output. seconds: the time that it took.
+
+    Examples:
+        >>> report = gym_trace.export("traces/cartpole", "report.csv")
+        >>> report.episodes, report.steps, report.running
+        (20, 461, 0)
     """
 
     format: str
@@ -134,6 +185,12 @@ class ImportReport:
         videos: names of the videos that were copied.
         warnings: one sentence per missing fact.
         bytes: size of the trace. seconds: the time that it took.
+
+    Examples:
+        >>> _ = gym_trace.export("traces/cartpole", "report.jsonl")
+        >>> report = gym_trace.import_trace("report.jsonl", "traces/report")
+        >>> report.kinds, report.warnings
+        (['JSON lines'], [])
     """
 
     format: str
@@ -149,7 +206,13 @@ class ImportReport:
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
+        """Return the report as a JSON object.
+
+        Examples:
+            >>> _ = gym_trace.export("traces/cartpole", "plain.jsonl")
+            >>> gym_trace.import_trace("plain.jsonl", "traces/plain").to_json()["episodes"]
+            20
+        """
         return {**vars(self), "path": str(self.path), "destination": str(self.destination)}
 
 
@@ -164,6 +227,11 @@ def losses(source: ExportSource, *names: str, restored: bool = False) -> Iterato
 
     names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
     "dtype", "empty_episode", "parts", "facts". restored: the file has them, but only an importer reads them.
+
+    Examples:
+        >>> source = gym_trace.formats.ExportSource(gym_trace.open_trace("traces/cartpole"))
+        >>> [loss.what for loss in gym_trace.formats.losses(source, "seed", "infos")]  # no infos were recorded
+        ['seed']
     """
     for name in names:
         noun, sentence, find = _USUAL[name]

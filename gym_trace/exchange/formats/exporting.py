@@ -43,6 +43,11 @@ def export(
         TraceExists: out already exists.
         TraceNotFound, CorruptTrace
         RecordingError: writing failed.
+
+    Examples:
+        >>> report = gym_trace.export("traces/cartpole", "cartpole.csv")
+        >>> report.format, report.episodes, [loss.what for loss in report.lost][:2]
+        ('csv', 20, ['dtype', 'seed'])
     """
     began = time.perf_counter()
     format = format_for(Path(out)) if format is None else format

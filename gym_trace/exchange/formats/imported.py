@@ -37,6 +37,11 @@ class NewSteps(NamedTuple):
     reset. An array, or dicts and tuples of arrays as in the space. actions, rewards: one row per step.
     terminations, truncations: (steps,) bool, flags of the environment; None: derived from the outcome.
     infos: one dict per step. annotations: by name, one row per step. states: likewise, as in Episode.states.
+
+    Examples:
+        >>> steps = gym_trace.formats.NewSteps(observations=np.arange(4), actions=np.zeros(3, int), rewards=np.ones(3))
+        >>> steps.terminations is None  # the format does not know
+        True
     """
 
     observations: Any
@@ -57,6 +62,10 @@ class NewEpisode(NamedTuple):
     has_final_observation: False if the last row of observations is a placeholder: NaN, 0 or "".
     identity: the text of ExportSource.identity(); it overrides all other fields.
     number: its id in the writer, larger than that of the episode before; None: the next one.
+
+    Examples:
+        >>> steps = gym_trace.formats.NewSteps(np.arange(4), np.zeros(3, int), np.ones(3))
+        >>> episode = gym_trace.formats.NewEpisode(3, [steps], outcome="terminated", seed=7)
     """
 
     steps: int
@@ -84,6 +93,13 @@ class Imported:
         facts: of the whole trace: author, license, description …
         warnings: one sentence per missing fact; reading the segments may add more.
         beside: files to copy into the directory of the trace, such as videos.
+
+    Examples:
+        >>> space = gymnasium.spaces.Discrete(4)
+        >>> schema = gym_trace.formats.new_schema("my format", space, space)
+        >>> found = gym_trace.formats.imported("my format", [], schema, warnings=["no episodes"])
+        >>> found.kind, found.warnings
+        ('my format', ['no episodes'])
     """
 
     kind: str
@@ -109,6 +125,12 @@ def new_schema(
     """Return the schema of a writer from another format.
 
     environment: id, spec (the EnvSpec as JSON text), class and note, where known.
+
+    Examples:
+        >>> space = gymnasium.spaces.Discrete(2)
+        >>> schema = gym_trace.formats.new_schema("my format", space, space, {"id": "Mine-v0"})
+        >>> schema["environment"]["id"]
+        'Mine-v0'
     """
     spaces = [space if isinstance(space, dict) else describe(space) for space in (observation_space, action_space)]
     return {
@@ -145,6 +167,14 @@ def imported(
         writer: the id of the writer of `schema`; None, or an invalid one: a new id.
 
     Raises UnreadableRecording, also while the episodes are read.
+
+    Examples:
+        >>> space = gymnasium.spaces.Discrete(4)
+        >>> steps = gym_trace.formats.NewSteps(np.arange(4), np.zeros(3, int), np.ones(3))
+        >>> episodes = [gym_trace.formats.NewEpisode(3, [steps], outcome="terminated")]
+        >>> schema = gym_trace.formats.new_schema("my format", space, space)
+        >>> gym_trace.formats.imported("my format", episodes, schema).kind
+        'my format'
     """
     original = {} if about is None else read_about(about)
     schemas = {name: schema for name, schema in original.get("writers", {}).items() if is_writer_id(name)}

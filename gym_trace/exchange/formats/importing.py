@@ -66,6 +66,12 @@ def import_trace(
         InvalidOption: unknown format or option; limit below 1; destination lies in path.
         MissingExtra: a package that reads this format is not installed.
         RecordingError: the trace could not be written.
+
+    Examples:
+        >>> _ = gym_trace.export("traces/cartpole", "cartpole.jsonl")
+        >>> report = gym_trace.import_trace("cartpole.jsonl", "traces/imported")
+        >>> report.format, report.episodes
+        ('jsonl', 20)
     """
     began, source = time.perf_counter(), Path(path)
     if is_url(path):

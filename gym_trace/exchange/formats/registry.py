@@ -25,7 +25,12 @@ from gym_trace.storage.local import LocalStorage
 
 
 class FormatEntry(NamedTuple):
-    """A format. where: "module:Class". extra: the extra of gym-trace that it needs. what: one line of description."""
+    """A format. where: "module:Class". extra: the extra of gym-trace that it needs. what: one line of description.
+
+    Examples:
+        >>> gym_trace.formats.exporters()["parquet"].extra
+        'parquet'
+    """
 
     where: str
     extra: str
@@ -83,7 +88,13 @@ ENDINGS = {
 
 
 def format_for(out: Path) -> str:
-    """Return the format for the ending of a file name. Raises InvalidOption."""
+    """Return the format for the ending of a file name. Raises InvalidOption.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> gym_trace.formats.format_for(Path("steps.csv"))
+        'csv'
+    """
     if (name := ENDINGS.get(out.suffix.lower())) is None:
         ending = f"unknown ending {out.suffix!r}" if out.suffix else "no ending"
         known = ", ".join(f"{known} ({name})" for known, name in ENDINGS.items())
@@ -92,12 +103,22 @@ def format_for(out: Path) -> str:
 
 
 def exporters() -> dict[str, FormatEntry]:
-    """Return the export formats by name."""
+    """Return the export formats by name.
+
+    Examples:
+        >>> "parquet" in gym_trace.formats.exporters()
+        True
+    """
     return {**_EXPORTERS, **_third_party("gym_trace.exporters", _EXPORTERS)}
 
 
 def importers() -> dict[str, FormatEntry]:
-    """Return the import formats by name."""
+    """Return the import formats by name.
+
+    Examples:
+        >>> sorted(gym_trace.formats.importers())[:3]
+        ['d4rl', 'gym', 'jsonl']
+    """
     return {**_IMPORTERS, **_third_party("gym_trace.importers", _IMPORTERS)}
 
 
@@ -202,6 +223,11 @@ def _loaded(name: str, entries: Mapping[str, FormatEntry], doing: str) -> Any:
 
 
 def listed(entries: Mapping[str, FormatEntry]) -> Iterator[tuple[str, str]]:
-    """Yield each format and its description."""
+    """Yield each format and its description.
+
+    Examples:
+        >>> dict(gym_trace.formats.listed(gym_trace.formats.exporters()))["csv"]
+        'CSV, one line per step'
+    """
     for name, entry in entries.items():
         yield name, entry.what + (f" (pip install 'gym-trace[{entry.extra}]')" if entry.extra else "")

@@ -44,6 +44,11 @@ class ExportSource:
         layouts: layouts of observations and actions, the same for all episodes.
         finals: treatment of unknown final observations; see Exporter.
         branch_prefix: (episodes,) number of first steps to leave out, as they repeat the episode branched from.
+
+    Examples:
+        >>> source = gym_trace.formats.ExportSource(gym_trace.open_trace("traces/cartpole"))
+        >>> len(source.episodes), source.environment["id"]
+        (20, 'CartPole-v1')
     """
 
     def __init__(

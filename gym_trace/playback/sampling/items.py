@@ -312,6 +312,13 @@ class Hindsight:
             the next observation; returns (n,) rewards. infos: (n,) dicts if they are among the columns, otherwise None.
             Example: ``env.unwrapped.compute_reward`` of Gymnasium-Robotics.
         ratio: share of the transitions that get another goal; the others stay as recorded.
+
+    Examples:
+        >>> def reward(achieved, desired, infos):
+        ...     return -np.linalg.norm(achieved - desired, axis=-1)
+        >>> goals = gym_trace.Hindsight("future", reward, ratio=0.5)  # trace.transitions(256, goals=goals)
+        >>> goals.strategy
+        'future'
     """
 
     strategy: str

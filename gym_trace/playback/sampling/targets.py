@@ -25,6 +25,11 @@ def returns_to_go(
     """Return (batch, steps): the discounted rewards from each step to the end of its episode or window.
 
     values: values to bootstrap from; None: zeros.
+
+    Examples:
+        >>> flags = np.array([[False, False, True]])
+        >>> targets.returns_to_go(np.ones((1, 3)), flags, np.zeros((1, 3), bool), gamma=0.5)
+        array([[1.75, 1.5 , 1.  ]])
     """
     rewards = np.asarray(rewards, np.float64)
     known = np.zeros((len(rewards), rewards.shape[1] + 1)) if values is None else np.asarray(values, np.float64)
@@ -64,7 +69,13 @@ def n_step_returns(
     gamma: float = 0.99,
     mask: Any2D | None = None,
 ) -> Array:
-    """Return (batch, steps): the discounted rewards of n steps, and the value after them; fewer at episode ends."""
+    """Return (batch, steps): the discounted rewards of n steps, and the value after them; fewer at episode ends.
+
+    Examples:
+        >>> flags = np.zeros((1, 3), bool)
+        >>> targets.n_step_returns(np.ones((1, 3)), np.zeros((1, 4)), flags, flags, 2, gamma=0.5)
+        array([[1.5, 1.5, 1. ]])
+    """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)
     is_real = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
@@ -109,6 +120,12 @@ def vtrace(
     end of an episode, this is not the next element of values. None: values[:, 1:].
     log_ratios: (batch, steps), log of the probability of the action under the current policy, minus that under the
     recording policy, such as ``new_logprob - batch["annotations"]["logprob"]``.
+
+    Examples:
+        >>> flags = np.zeros((1, 2), bool)
+        >>> rewards, values, log_ratios = np.ones((1, 2)), np.zeros((1, 3)), np.zeros((1, 2))
+        >>> targets.vtrace(rewards, values, log_ratios, flags, flags, gamma=0.5)[0]
+        array([[1.5, 1. ]])
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     terminated, truncated = np.asarray(terminations, bool), np.asarray(truncations, bool)

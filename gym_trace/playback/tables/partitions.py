@@ -8,15 +8,20 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes, finished_view, index_of
 from gym_trace.playback.episode_table import finished
-from gym_trace.playback.tables.columns import ArrowColumn, columns_of
-from gym_trace.playback.tables.dataset import STEPS, Share, TraceDataset, share_of
+
+try:
+    import pyarrow as pa
+
+    from gym_trace.playback.tables.columns import ArrowColumn, columns_of
+    from gym_trace.playback.tables.dataset import STEPS, Share, TraceDataset, share_of
+except ImportError as missing:
+    raise MissingExtra(f"tables need pyarrow ({missing}): pip install 'gym-trace[parquet]'") from missing
 
 
 class Handle(Protocol):
@@ -32,6 +37,11 @@ class Partition:
     Attributes:
         directory: directory of the trace, or the root of its storage.
         first: index of its first episode in the trace. episodes: number of episodes. steps: number of their steps.
+
+    Examples:
+        >>> part, *_ = gym_trace.open_trace("traces/cartpole").partitions(4)
+        >>> part.first, part.episodes, part.steps
+        (0, 7, 131)
     """
 
     directory: str
@@ -45,11 +55,22 @@ class Partition:
         """Return a Trace, a view with these episodes as they were when the partition was made.
 
         Raises TraceNotFound; TraceError if they were changed or removed.
+
+        Examples:
+            >>> part, *_ = gym_trace.open_trace("traces/cartpole").partitions(4)
+            >>> part.open()[0].outcome
+            'terminated'
         """
         return self._handle.open()
 
     def to_arrow(self, columns: Sequence[str] | None = None, where: Any = None, table: str = STEPS) -> Any:
-        """Read the rows of a table; see Trace.to_arrow. Episodes have their indices in the trace."""
+        """Read the rows of a table; see Trace.to_arrow. Episodes have their indices in the trace.
+
+        Examples:
+            >>> part, *_ = gym_trace.open_trace("traces/cartpole").partitions(4)
+            >>> part.to_arrow(["reward"]).read_all().num_rows == part.steps
+            True
+        """
         return to_arrow(TraceDataset(table, [self.share]), columns, where)
 
     @property

@@ -32,6 +32,12 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
     """Run a query. Return the names of its columns, and its rows as plain values; NaN and infinities are None.
 
     Raises InvalidOption with DuckDB's error; CorruptTrace.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> names, rows = gym_trace.query("SELECT outcome, count(*) AS n FROM episodes GROUP BY outcome", [trace])
+        >>> names, list(rows)
+        (['outcome', 'n'], [['terminated', 20]])
     """
     tables = _tables_of(traces)
     with _own_errors(tables, text):

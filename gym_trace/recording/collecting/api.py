@@ -111,6 +111,11 @@ def collect(
 
     Raises:
         InvalidOption, TraceExists
+
+    Examples:
+        >>> from functools import partial
+        >>> make_env = partial(gymnasium.make, "CartPole-v1")
+        >>> done = gym_trace.collect(make_env, directory="traces/collected", episodes=100, workers=4)  # doctest: +SKIP
     """
     end_if_unguarded()
     limits = Limits(episodes, steps, seconds, bytes)

@@ -66,6 +66,10 @@ def run_settings(directory: str | os.PathLike[str], name: str = EVENTS) -> dict[
 
     Raises:
         CorruptTrace: the file cannot be read, or its settings are invalid
+
+    Examples:
+        >>> print(gym_trace.recording.run_settings("traces/cartpole"))  # no workers recorded it
+        None
     """
     path = recording_path(directory) / name
     try:

@@ -158,6 +158,12 @@ class RolloutProgress:
         bytes: size of the trace's files, at most a second old, without steps in a ring; 0 if only lanes are recorded.
         mean_return, min_return, max_return: of the last 100 complete episodes; None before the first. Tuples with one
             value per objective if rewards are vectors.
+
+    Examples:
+        >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/progress") as env:
+        ...     progress = gym_trace.record_episodes(env, episodes=3, seed=0)
+        >>> progress.episodes, progress.mean_return
+        (3, 11.333333333333334)
     """
 
     seed: int

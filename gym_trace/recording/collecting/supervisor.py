@@ -83,6 +83,10 @@ class WorkerState(Member):
         uid: of its writer. assigned: episodes it has not finished. given: all episodes of this process.
         at: open episodes at its last report. speed: recent episodes per second.
         base_steps: steps of its earlier processes. trouble: why it was given up.
+
+    Examples:
+        >>> done = gym_trace.collect(make_env, directory="traces/more", episodes=100, workers=4)  # doctest: +SKIP
+        >>> [worker.episodes for worker in done.workers]  # doctest: +SKIP
     """
 
     uid: str = ""
@@ -109,6 +113,10 @@ class Collected:
             objective if rewards are vectors.
         failed: abandoned episodes, and why. trouble: reason of the last restart.
         stopped: what ended the run: "done", "steps", "seconds", "bytes", "interrupted" or "failed"; "" while it runs.
+
+    Examples:
+        >>> done = gym_trace.collect(make_env, directory="traces/many", episodes=100, workers=4)  # doctest: +SKIP
+        >>> done.episodes, done.restarts, done.failed  # doctest: +SKIP
     """
 
     seed: int

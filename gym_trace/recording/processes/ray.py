@@ -139,6 +139,10 @@ class RayActors:
         options: of each actor, such as num_cpus (default: 1), num_gpus, memory or resources.
 
     Raises MissingExtra.
+
+    Examples:
+        >>> engine = gym_trace.recording.RayActors()  # doctest: +SKIP
+        >>> gym_trace.collect(make_env, directory="traces/ray", episodes=1000, engine=engine)  # doctest: +SKIP
     """
 
     def __init__(

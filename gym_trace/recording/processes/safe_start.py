@@ -36,6 +36,11 @@ def started_safely() -> Iterator[None]:
 
     Raises:
         InvalidOption: this Python cannot prevent it, and the directory has such modules.
+
+    Examples:
+        >>> import multiprocessing
+        >>> with gym_trace.recording.started_safely():
+        ...     process = multiprocessing.get_context("spawn").Process(target=print)
     """
     if sys.version_info < (3, 11) or sys.flags.ignore_environment:
         _check_current_directory()

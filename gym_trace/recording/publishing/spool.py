@@ -126,6 +126,12 @@ class PublishedSpool(NamedTuple):
         spool: its directory. url: where it is published.
         report: copied files; None in a dry run, after an error, and if another process publishes the spool.
         error: why it could not be published; None if it could.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> spool = gym_trace.recording.PublishedSpool(Path("spool"), "s3://bucket/trace")
+        >>> spool.report is None and spool.error is None  # only found so far
+        True
     """
 
     spool: Path
@@ -143,6 +149,10 @@ def publish_spools(workers: int = 2, dry_run: bool = False) -> Iterator[Publishe
 
     Raises:
         InvalidOption: the directory of the spools is not this user's own. OSError.
+
+    Examples:
+        >>> for published in gym_trace.recording.publish_spools(dry_run=True):  # doctest: +SKIP
+        ...     print(published.spool, published.url)
     """
     for spool in spools():
         found = PublishedSpool(spool, str(destination_of(spool)))

@@ -65,6 +65,10 @@ class TransferReport:
         bytes: their bytes.
         same: number of files that were equal at both ends.
         remarks: files that were skipped, replaced or restored, with reasons; files compared by size and ends only.
+
+    Examples:
+        >>> report = gym_trace.push("traces/cartpole", "s3://bucket/cartpole", dry_run=True)  # doctest: +SKIP
+        >>> report.pushed, report.bytes  # doctest: +SKIP
     """
 
     directory: str

@@ -53,6 +53,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an argument is invalid.
+
+    Examples:
+        >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/wrapped") as env:
+        ...     _ = env.reset(seed=0)
+        ...     _ = env.step(0)
+        >>> gym_trace.open_trace("traces/wrapped")[0].outcome
+        'closed'
     """
 
     directory: Path
@@ -92,7 +99,14 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     # -- the environment's methods ------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment. An unfinished episode is kept with the outcome "cut"."""
+        """Reset the environment. An unfinished episode is kept with the outcome "cut".
+
+        Examples:
+            >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/reset") as env:
+            ...     _ = env.reset(seed=7)
+            >>> gym_trace.open_trace("traces/reset")[0].seed
+            7
+        """
         upcoming = self._upcoming(seed, options, self._base_env)
         result = self.env.reset(seed=seed, options=options)
         if upcoming is not None:
@@ -104,6 +118,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
 
         If it raises, including Ctrl-C, the state of the environment is unknown: the following steps are another part
         of the episode.
+
+        Examples:
+            >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/step") as env:
+            ...     _ = env.reset(seed=0)
+            ...     observation, reward, terminated, truncated, info = env.step(1)
+            >>> gym_trace.open_trace("traces/step")[0].actions
+            array([1])
         """
         states = self._states
         if states is not None:
@@ -127,7 +148,15 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         return result
 
     def close(self) -> None:
-        """Save the trace, then close the environment. Closing twice is fine."""
+        """Save the trace, then close the environment. Closing twice is fine.
+
+        Examples:
+            >>> env = gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/close")
+            >>> _ = env.reset(seed=0)
+            >>> env.close()
+            >>> gym_trace.open_trace("traces/close")[0].outcome
+            'closed'
+        """
         try:
             self._recorder.close()
         finally:
@@ -137,6 +166,14 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """Record further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
 
         Call it before step(). Numbers and arrays of one dtype and shape become typed columns. Raises UnstorableValue.
+
+        Examples:
+            >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/annotate") as env:
+            ...     _ = env.reset(seed=0)
+            ...     env.annotate(value=1.5)  # of the next step
+            ...     _ = env.step(1)
+            >>> gym_trace.open_trace("traces/annotate")[0].annotations
+            {'value': array([1.5])}
         """
         self._steps.annotate(values)
 
@@ -144,11 +181,28 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """Seed the environment's random generator before the next step; a replay does the same at that step.
 
         Raises EnvironmentUnavailable if the environment has no such generator.
+
+        Examples:
+            >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/reseed") as env:
+            ...     _ = env.reset(seed=0)
+            ...     env.reseed(5)
+            ...     _ = env.step(1)
+            >>> gym_trace.open_trace("traces/reseed")[0].states["generator"].shape
+            (1,)
         """
         self.set_generator(seeding.np_random(seed)[0].bit_generator.state)
 
     def set_generator(self, state: Mapping[str, Any]) -> None:
-        """Like reseed(), with a state of a bit generator of NumPy."""
+        """Like reseed(), with a state of a bit generator of NumPy.
+
+        Examples:
+            >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/set_generator") as env:
+            ...     _ = env.reset(seed=0)
+            ...     env.set_generator(np.random.PCG64(3).state)
+            ...     _ = env.step(1)
+            >>> gym_trace.open_trace("traces/set_generator")[0].states["generator"].shape
+            (1,)
+        """
         restore_generator(self._base_env, state)
         self.annotate(**{STATES + GENERATOR: dict(state)})
 
@@ -162,7 +216,16 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._recorder.next_episode = episode_id
 
     def flush(self) -> None:
-        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails.
+
+        Examples:
+            >>> with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), "traces/flush") as env:
+            ...     _ = env.reset(seed=0)
+            ...     env.flush()
+            ...     shown = str(gym_trace.open_trace(env.directory)[0].outcome)
+            >>> shown
+            'running'
+        """
         self._recorder.flush()
 
     # -- episodes -----------------------------------------------------------------------------------------------------

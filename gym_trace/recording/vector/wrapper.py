@@ -76,6 +76,14 @@ class TraceRecordingVectorWrapper(_Wrapper):
     Raises:
         TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an argument is invalid, or envs is an EnvPool in its asynchronous mode.
+
+    Examples:
+        >>> envs = gymnasium.make_vec("CartPole-v1", 4, vectorization_mode="sync")
+        >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector")
+        >>> progress = gym_trace.record_episodes(envs, episodes=8, seed=0)
+        >>> envs.close()
+        >>> sorted(set(gym_trace.open_trace("traces/vector").episodes["lane"].tolist()))
+        [0, 1, 2, 3]
     """
 
     directory: Path
@@ -136,7 +144,16 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all lanes, or the lanes in options["reset_mask"]. Unfinished episodes are kept as "cut"."""
+        """Reset all lanes, or the lanes in options["reset_mask"]. Unfinished episodes are kept as "cut".
+
+        Examples:
+            >>> envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+            >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector-reset")
+            >>> _ = envs.reset(seed=[1, 2])
+            >>> envs.close()
+            >>> gym_trace.open_trace("traces/vector-reset").episodes["seed"].tolist()
+            [1, 2]
+        """
         upcoming = self._steps.upcoming(options)  # before Gymnasium takes the mask out of the options
         if upcoming is None:
             return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -155,7 +172,17 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all lanes and record the step."""
+        """Step all lanes and record the step.
+
+        Examples:
+            >>> envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+            >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector-step")
+            >>> _ = envs.reset(seed=0)
+            >>> _ = envs.step(np.array([0, 1]))
+            >>> envs.close()
+            >>> gym_trace.open_trace("traces/vector-step")[1].actions
+            array([1])
+        """
         if self._states is not None:
             self._keep_states(self._states)
         slabs, steps, pick, annotations = self._slabs, self._steps, self._pick, self._steps.annotations
@@ -179,7 +206,16 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return result
 
     def close(self, **kwargs: Any) -> None:
-        """Save the trace, then close the environment. Closing twice is fine."""
+        """Save the trace, then close the environment. Closing twice is fine.
+
+        Examples:
+            >>> envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+            >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector-close")
+            >>> _ = envs.reset(seed=0)
+            >>> envs.close()
+            >>> gym_trace.open_trace("traces/vector-close").episodes["outcome"].tolist()
+            ['closed', 'closed']
+        """
         if "_recorder" not in self.__dict__:  # __init__ failed; Gymnasium before 1.3 calls close() in __del__
             return
         try:
@@ -193,15 +229,46 @@ class TraceRecordingVectorWrapper(_Wrapper):
         """Record further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
 
         Call it before step(). Each value has one row for each lane. Raises UnstorableValue, InvalidOption.
+
+        Examples:
+            >>> envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+            >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector-annotate")
+            >>> _ = envs.reset(seed=0)
+            >>> envs.annotate(value=np.array([0.5, 1.5]))  # one row per lane
+            >>> _ = envs.step(np.array([0, 1]))
+            >>> envs.close()
+            >>> gym_trace.open_trace("traces/vector-annotate")[1].annotations
+            {'value': array([1.5])}
         """
         self._steps.annotate(values)
 
     def flush(self) -> None:
-        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails."""
+        """Write all steps so far, so that other processes can read them. Raises RecordingError if that fails.
+
+        Examples:
+            >>> envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+            >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector-flush")
+            >>> _ = envs.reset(seed=0)
+            >>> envs.flush()
+            >>> envs.close()
+            >>> gym_trace.open_trace("traces/vector-flush").episodes["outcome"].tolist()
+            ['closed', 'closed']
+        """
         self._recorder.flush()
 
     def secure(self) -> None:
-        """Make all steps so far survive a kill, also without memory-mapped files. Raises like flush()."""
+        """Make all steps so far survive a kill, also without memory-mapped files. Raises like flush().
+
+        Examples:
+            >>> envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+            >>> envs = gym_trace.TraceRecordingVectorWrapper(envs, "traces/vector-secure")
+            >>> _ = envs.reset(seed=0)
+            >>> _ = envs.step(np.array([0, 1]))
+            >>> envs.secure()  # these steps survive a kill, on every system
+            >>> envs.close()
+            >>> gym_trace.open_trace("traces/vector-secure").episodes["steps"].tolist()
+            [1, 1]
+        """
         (self._recorder.flush if self._lag else self._recorder.secure)()
 
     # -- states -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,12 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # one slash, because pathlib 
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Return True for a URL, such as s3://bucket/trace, unless a local directory has this name."""
+    """Return True for a URL, such as s3://bucket/trace, unless a local directory has this name.
+
+    Examples:
+        >>> gym_trace.storage.is_url("s3://bucket/trace"), gym_trace.storage.is_url("traces/cartpole")
+        (True, False)
+    """
     return bool(_URL.match(os.fspath(path))) and not os.path.isdir(path)
 
 
@@ -47,7 +52,12 @@ def local_path(path: str | os.PathLike[str]) -> str | None:
 
 
 def redacted(url: str) -> str:
-    """Return a URL for messages: without user, password, query and fragment, which may be credentials."""
+    """Return a URL for messages: without user, password, query and fragment, which may be credentials.
+
+    Examples:
+        >>> gym_trace.storage.redacted("s3://key:secret@bucket/trace")
+        's3://bucket/trace'
+    """
     if "://" not in url:
         return url
     scheme, _, rest = url.partition("://")

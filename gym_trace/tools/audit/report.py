@@ -30,6 +30,11 @@ class Claim:
         episode: index of the episode with the first difference, or None.
         difference: the first difference from the reference: "recorded" is the first result, "seen" the second one.
         divergences: how far each leaf of observations and the rewards depart in that episode, the earliest first.
+
+    Examples:
+        >>> claim = gym_trace.results.Claim("deterministic", "yes", "8 episodes, played twice", episodes=8)
+        >>> claim.name, claim.verdict
+        ('deterministic', 'yes')
     """
 
     name: str
@@ -55,6 +60,12 @@ class AuditReport:
         versions: installed versions of packages, by name.
         claims: all of them, in the order in which they were tried.
         required: names of claims that must hold.
+
+    Examples:
+        >>> claim = gym_trace.results.Claim("deterministic", "no", "observations differ at step 3")
+        >>> report = gym_trace.results.AuditReport("Mine-v0", "2026-11-28", {}, (claim,))
+        >>> [claim.name for claim in report.failed], str(report["deterministic"].text)
+        ([], 'observations differ at step 3')
     """
 
     environment: str
@@ -78,7 +89,12 @@ class AuditReport:
         return [claim for claim in map(self.__getitem__, self.required) if claim.verdict != YES]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data: environment, date, versions, and per claim its name, verdict and counts."""
+        """Return the report as plain data: environment, date, versions, and per claim its name, verdict and counts.
+
+        Examples:
+            >>> sorted(gym_trace.results.AuditReport("Mine-v0", "2026-11-28", {}, ()).to_json())
+            ['claims', 'date', 'environment', 'versions']
+        """
         names = ("name", "verdict", "text", "episodes", "steps", "episode")
         claims = [{name: getattr(claim, name) for name in names} for claim in self.claims]
         return {"environment": self.environment, "date": self.date, "versions": self.versions, "claims": claims}

@@ -30,6 +30,11 @@ def annotate_trace(
     Raises:
         InvalidOption: a fact has the wrong form, or one to unset is missing.
         TraceNotFound, CorruptTrace, OSError
+
+    Examples:
+        >>> _ = gym_trace.edit.compact("traces/cartpole", "traces/described")
+        >>> gym_trace.edit.annotate("traces/described", {"author": "Ada", "license": "CC-BY-4.0"})
+        {'author': 'Ada', 'license': 'CC-BY-4.0'}
     """
     storage = writable_storage_of(as_trace(trace))
     with changed_facts(storage) as stored:

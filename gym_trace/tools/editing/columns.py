@@ -58,6 +58,12 @@ def drop_columns(
         TraceError: a writer is still recording, or another process edits the trace.
         TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
         RecordingError: the new trace could not be written.
+
+    Examples:
+        >>> _ = gym_trace.edit.add("traces/cartpole", {"w": lambda episode: np.zeros(len(episode))}, "traces/w")
+        >>> _ = gym_trace.edit.drop("traces/w", "annotations.w", "traces/dropped")
+        >>> gym_trace.open_trace("traces/dropped")[0].annotations
+        {}
     """
     source = opened(trace)
     check_editable(source, "drop columns of")
@@ -116,7 +122,7 @@ def map_columns(
         >>> def clipped(episode):
         ...     return np.clip(episode.rewards, -1, 1)
         >>> gym_trace.edit.map("traces/cartpole", {"rewards": clipped}, "traces/clipped").episodes
-        3
+        20
     """
     source = _selected(trace, episodes)
     if not columns:
@@ -144,6 +150,13 @@ def add_columns(
     Raises:
         InvalidOption: an annotation of this name exists; and as map_columns().
         TraceError, TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace, RecordingError: as map_columns().
+
+    Examples:
+        >>> def position(episode):
+        ...     return episode.observations[:-1, 0]
+        >>> _ = gym_trace.edit.add("traces/cartpole", {"position": position}, "traces/added")
+        >>> gym_trace.open_trace("traces/added")[0].annotations["position"].shape
+        (12,)
     """
     source = _selected(trace, episodes)
     if not columns:
@@ -169,6 +182,12 @@ def rename_columns(
     Raises:
         InvalidOption: an annotation to rename is missing, or one of a new name exists; and as map_columns().
         TraceError, TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace, RecordingError: as map_columns().
+
+    Examples:
+        >>> _ = gym_trace.edit.add("traces/cartpole", {"v": lambda episode: np.zeros(len(episode))}, "traces/v")
+        >>> _ = gym_trace.edit.rename("traces/v", {"annotations.v": "annotations.value"}, "traces/value")
+        >>> list(gym_trace.open_trace("traces/value")[0].annotations)
+        ['value']
     """
     source = _selected(trace, episodes)
     if not names:

@@ -57,6 +57,11 @@ def compact_trace(
         CorruptTrace: the trace is damaged; repair it first.
         TraceNotFound, TraceExists, UnsupportedTrace
         RecordingError: the new trace could not be written.
+
+    Examples:
+        >>> report = gym_trace.edit.compact("traces/cartpole", "traces/compact")
+        >>> report.files, report.episodes
+        (0, 20)
     """
     source = opened(trace)
     check_editable(source, "compact")

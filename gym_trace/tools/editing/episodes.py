@@ -56,6 +56,12 @@ def filter_trace(
         TraceError: in place: a writer is still recording, or another process edits the trace.
         TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
         RecordingError: the new trace could not be written.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> report = gym_trace.edit.filter(trace.select("return > 20"), "traces/filtered")
+        >>> report.episodes, report.steps
+        (12, 346)
     """
     source = opened(trace)
     source = source if episodes is None else source[episodes]
@@ -85,6 +91,11 @@ def merge_traces(
         TraceError: an episode, or the metadata of a writer, differs between two traces; nothing was written.
         TraceNotFound, TraceExists, InvalidOption, CorruptTrace, UnsupportedTrace
         RecordingError: the new trace could not be written.
+
+    Examples:
+        >>> _ = gym_trace.edit.merge(["traces/cartpole"], "traces/merged")
+        >>> len(gym_trace.open_trace("traces/merged"))
+        20
     """
     if isinstance(traces, (str, os.PathLike, Trace)) or not traces:
         raise InvalidOption("traces: pass a list of one or more")
@@ -131,6 +142,11 @@ def split_trace(
         InvalidOption: invalid arguments, or a part would be empty; nothing was written.
         TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
         RecordingError: the new traces could not be written.
+
+    Examples:
+        >>> parts = gym_trace.edit.split("traces/cartpole", "parts", fractions={"train": 0.8, "test": 0.2})
+        >>> {name: report.episodes for name, report in parts.items()}
+        {'train': 15, 'test': 5}
     """
     by = by or ("split" if fractions is None else "seed-hash")
     if by not in BY:

@@ -43,6 +43,11 @@ class EditReport:
         encoded: chunks that were decoded, because they were kept in part or were small.
         running: episodes that were skipped, because they are still being recorded.
         duplicates: repeated episodes of several traces; each episode was written once.
+
+    Examples:
+        >>> report = gym_trace.edit.filter("traces/cartpole", "traces/first", slice(3))
+        >>> report.episodes, report.steps, report.files
+        (3, 34, 0)
     """
 
     destination: Path

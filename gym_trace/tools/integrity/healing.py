@@ -25,6 +25,10 @@ def heal_trace(directory: TraceLike, on_progress: Progress | None = None) -> Hea
     Raises:
         TraceNotFound: no trace in directory.
         RecordingError: a file cannot be written.
+
+    Examples:
+        >>> gym_trace.heal_trace("traces/cartpole").healed  # nothing was damaged
+        []
     """
     storage, report = writable_storage_of(directory), HealReport()
     names = [

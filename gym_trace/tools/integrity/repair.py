@@ -54,6 +54,11 @@ class RepairReport:
         salvaged: steps that were kept without some of their columns, with salvage=True.
         orphans: readable steps that were skipped, because the observation before them is lost.
         writers: ids of the writers in the repaired trace; empty if no episode was readable.
+
+    Examples:
+        >>> report = gym_trace.repair_trace("traces/cartpole", "traces/copy")
+        >>> report.found.damages, report.steps
+        ([], 461)
     """
 
     destination: Path
@@ -80,6 +85,11 @@ def check_trace(directory: TraceLike, on_progress: Progress | None = None) -> Ch
     Raises:
         TraceNotFound: no trace in directory.
         UnsupportedTrace: the trace needs a newer gym-trace.
+
+    Examples:
+        >>> report = gym_trace.check_trace("traces/cartpole")
+        >>> report.episodes, report.damages
+        (20, [])
     """
     report, storage = CheckReport(), storage_of(directory)
     for examination in examinations(storage, report, on_progress):
@@ -119,6 +129,11 @@ def repair_trace(
         TraceError: a writer is still recording.
         UnsupportedTrace: the trace needs a newer gym-trace.
         RecordingError: the copy could not be written.
+
+    Examples:
+        >>> report = gym_trace.repair_trace("traces/cartpole", "traces/repaired")
+        >>> report.steps, report.losses
+        (461, [])
     """
     source, target = storage_of(directory), Path(destination)
     found = CheckReport()

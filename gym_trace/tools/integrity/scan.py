@@ -54,7 +54,12 @@ _STARTS: ColumnPath = ("starts",)
 
 
 class LostSteps(NamedTuple):
-    """Lost steps of one episode."""
+    """Lost steps of one episode.
+
+    Examples:
+        >>> gym_trace.results.LostSteps("worker-0", episode_id=3, first_step=100, steps=64)
+        LostSteps(writer='worker-0', episode_id=3, first_step=100, steps=64)
+    """
 
     writer: str
     episode_id: int
@@ -66,6 +71,10 @@ class LostChunk(NamedTuple):
     """Steps that damage has cost.
 
     exact: True if steps lists all lost steps. Otherwise it lists the gaps that the chunks around the damage show.
+
+    Examples:
+        >>> gym_trace.repair_trace("traces/cartpole", "traces/whole").losses  # a list of LostChunk
+        []
     """
 
     damage: Damage
@@ -77,6 +86,11 @@ class SalvagedSteps(NamedTuple):
     """Steps kept without some of their columns.
 
     columns: the lost columns, such as "observations/position": NaN stands for floats, ABSENT for other values.
+
+    Examples:
+        >>> report = gym_trace.repair_trace("traces/cartpole", "traces/salvaged", salvage=True)
+        >>> report.salvaged  # a list of SalvagedSteps
+        []
     """
 
     damage: Damage
@@ -94,6 +108,11 @@ class CheckReport:
         damages: damaged ranges of bytes, each with its file and the problem.
         healed: damaged ranges of bytes that parity restores on reading; heal_trace() writes the restored bytes.
         remarks: notes that are not damage, such as the torn end that a killed writer leaves.
+
+    Examples:
+        >>> report = gym_trace.check_trace("traces/cartpole")
+        >>> report.files, report.steps, report.damages
+        (1, 461, [])
     """
 
     files: int = 0

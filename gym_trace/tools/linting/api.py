@@ -40,6 +40,11 @@ def lint_trace(
     Raises:
         TraceNotFound.
         InvalidOption: an unknown code or threshold, or an invalid rule of another package.
+
+    Examples:
+        >>> for finding in gym_trace.lint_trace("traces/cartpole", notes=True):
+        ...     print(finding.code, finding.severity, finding.what)
+        T301 note rewards that are the same in the whole trace
     """
     rules = all_rules()
     codes = chosen_codes(all_kinds(rules), select, ignore, notes)

@@ -27,6 +27,10 @@ class Kind(NamedTuple):
         code: stable code, such as "T101".
         severity: "error", "warning", or "note" for data that is normal in many environments.
         what: description in one line.
+
+    Examples:
+        >>> gym_trace.linting.Kind("MY1", "warning", "action repeated 100 times")
+        Kind(code='MY1', severity='warning', what='action repeated 100 times')
     """
 
     code: str
@@ -47,6 +51,10 @@ class Finding:
             episode.
         column: column with the problem, such as "observations/position[2]", or None.
         command: command line that shows the problem.
+
+    Examples:
+        >>> [finding.code for finding in gym_trace.lint_trace("traces/cartpole", select=["T101"])]
+        []
     """
 
     code: str
@@ -68,6 +76,11 @@ class Sighting:
     Attributes:
         episode: index in the checked trace or view.
         shown_by: command that shows it, and its options without DIR; empty: cat for a step, ls for an episode.
+
+    Examples:
+        >>> kind = gym_trace.linting.Kind("MY1", "warning", "action repeated 100 times")
+        >>> gym_trace.linting.Sighting(kind, "action 1 repeated 120 times", 120, "step", episode=3, step=17).unit
+        'step'
     """
 
     kind: Kind

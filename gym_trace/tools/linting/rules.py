@@ -38,6 +38,21 @@ class Rule(Protocol):
         columns: columns that it reads: any of "observations", "actions", "rewards", "infos", "annotations"; empty: only
             the table of episodes, trace.episodes.
         thresholds: names and defaults of the numbers that users can set.
+
+    Examples:
+        >>> class Idle:  # a Rule
+        ...     kinds = (gym_trace.linting.Kind("MY1", "warning", "always the same action"),)
+        ...     columns, thresholds = ("actions",), {}
+        ...
+        ...     def __init__(self, trace, thresholds):
+        ...         self._seen = set()
+        ...
+        ...     def add(self, block):
+        ...         self._seen |= set(block.columns["actions",].tolist())
+        ...
+        ...     def findings(self):
+        ...         if len(self._seen) == 1:
+        ...             yield gym_trace.linting.Sighting(self.kinds[0], "one action", 1)
     """
 
     kinds: ClassVar[Sequence[Kind]]
@@ -69,7 +84,13 @@ DAMAGED = Kind("T001", "error", "damaged data, which was skipped")
 
 
 def all_rules() -> list[type[Rule]]:
-    """Return the rules of gym-trace and of installed packages. Raises InvalidOption if one of these is invalid."""
+    """Return the rules of gym-trace and of installed packages. Raises InvalidOption if one of these is invalid.
+
+    Examples:
+        >>> rules = gym_trace.linting.all_rules()
+        >>> all(rule.kinds for rule in rules)
+        True
+    """
     rules, codes = list(_OWN), {DAMAGED.code: "gym-trace"} | {k.code: "gym-trace" for it in _OWN for k in it.kinds}
     for entry in entry_points(group=_GROUP):
         package = "another package" if entry.dist is None else entry.dist.name
@@ -92,7 +113,13 @@ def all_rules() -> list[type[Rule]]:
 
 
 def all_kinds(rules: Sequence[type[Rule]]) -> list[Kind]:
-    """Return the kinds of findings of these rules, by code."""
+    """Return the kinds of findings of these rules, by code.
+
+    Examples:
+        >>> kinds = gym_trace.linting.all_kinds(gym_trace.linting.all_rules())
+        >>> kinds[0].code, kinds[0].severity
+        ('T001', 'error')
+    """
     return sorted([DAMAGED, *(kind for rule in rules for kind in rule.kinds)])
 
 
@@ -115,7 +142,13 @@ def chosen_codes(kinds: Iterable[Kind], select: Collection[str], ignore: Collect
 
 
 def merged_thresholds(rules: Sequence[type[Rule]], given: Mapping[str, float]) -> dict[str, float]:
-    """Return all thresholds: the given ones, and defaults. Raises InvalidOption."""
+    """Return all thresholds: the given ones, and defaults. Raises InvalidOption.
+
+    Examples:
+        >>> thresholds = gym_trace.linting.merged_thresholds(gym_trace.linting.all_rules(), {})
+        >>> sorted(thresholds)[:2]
+        ['at_limit', 'clipped_actions']
+    """
     merged = {name: default for rule in rules for name, default in rule.thresholds.items()}
     for name, value in given.items():
         if name not in merged:

@@ -27,6 +27,12 @@ class Continued(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         trace, episode, step, render_mode, making: as for env_at(). Raises its errors, and InvalidOption if the episode
             ended before.
+
+    Examples:
+        >>> env = gym_trace.replay.Continued("traces/cartpole", 8, 40, render_mode=None)
+        >>> observation, _ = env.reset()
+        >>> bool((observation == gym_trace.open_trace("traces/cartpole")[8].observations[0]).all())
+        True
     """
 
     def __init__(

@@ -88,6 +88,10 @@ def play(
         RenderingError: no display, or the environment renders neither pictures nor text.
         MissingExtra: pygame is not installed.
         TraceExists: see TraceRecordingWrapper.
+
+    Examples:
+        >>> env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+        >>> gym_trace.play(env, "traces/played", episodes=1)  # doctest: +SKIP
     """
     with ExitStack() as stack:
         owner = [env]  # its close() closes all wrappers

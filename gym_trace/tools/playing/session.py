@@ -44,6 +44,10 @@ class PlayReport:
         seconds: playing time, without pauses.
         fps: steps per second reached over that time; None without a step, or if steps wait for keys.
         left: discarded episodes that could not be removed, and why.
+
+    Examples:
+        >>> report = gym_trace.play(env, "traces/by-hand")  # doctest: +SKIP
+        >>> report.kept, report.fps  # doctest: +SKIP
     """
 
     seed: int = 0

@@ -31,6 +31,13 @@ class Difference(NamedTuple):
         at: index of the first different element in the value, () for a scalar.
         recorded, seen: the two elements, or the two values unless both are arrays of one dtype and shape.
         largest: largest difference between elements of the two values; None unless both are arrays of numbers.
+
+    Examples:
+        >>> twice = {"rewards": lambda episode: 2 * episode.rewards}
+        >>> _ = gym_trace.edit.map("traces/cartpole", twice, "traces/rewards-doubled")
+        >>> pair = next(gym_trace.diff_traces("traces/cartpole", "traces/rewards-doubled"))
+        >>> pair.difference.column, pair.difference.step
+        ('rewards', 0)
     """
 
     step: int | None
@@ -44,7 +51,15 @@ class Difference(NamedTuple):
         return self.as_text()
 
     def as_text(self, first: str = "recorded", second: str = "seen") -> str:
-        """Return the position and the two values as text. first, second: names of the values."""
+        """Return the position and the two values as text. first, second: names of the values.
+
+        Examples:
+            >>> twice = {"rewards": lambda episode: 2 * episode.rewards}
+            >>> _ = gym_trace.edit.map("traces/cartpole", twice, "traces/rewards-twice")
+            >>> pair = next(gym_trace.diff_traces("traces/cartpole", "traces/rewards-twice"))
+            >>> print(pair.difference.as_text("A has", "B has"))
+            at step 0, rewards: A has 1.0, B has 2.0
+        """
         where = "at the reset" if self.step is None else f"at step {self.step}"
         if self.column == "error":
             return f"{where}: {self.seen}"

@@ -35,7 +35,15 @@ _ROOTS = frozenset(("starts", "observations", "actions", "rewards", "infos", "an
 
 @dataclass(frozen=True)
 class EpisodeDifference:
-    """A comparison of two episodes. index: in the first trace. difference: the first one, None if they are equal."""
+    """A comparison of two episodes. index: in the first trace. difference: the first one, None if they are equal.
+
+    Examples:
+        >>> twice = {"rewards": lambda episode: 2 * episode.rewards}
+        >>> _ = gym_trace.edit.map("traces/cartpole", twice, "traces/rewards-again")
+        >>> pair = next(gym_trace.diff_traces("traces/cartpole", "traces/rewards-again"))
+        >>> pair.index, pair.steps, pair.difference is None
+        (0, 12, False)
+    """
 
     index: int
     steps: int
@@ -75,6 +83,11 @@ def diff_traces(
 
     Raises:
         TraceNotFound, CorruptTrace, InvalidOption
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> {pair.difference for pair in gym_trace.diff_traces(trace, trace)}  # all are the same
+        {None}
     """
     if unknown := set(ignore) - set(DIFFABLE):
         raise InvalidOption(f"ignore: unknown column {sorted(unknown)[0]!r}; choose from {', '.join(DIFFABLE)}")

@@ -29,6 +29,11 @@ class Divergence(NamedTuple):
         growth: factor by which the largest difference of a step grows per step, from the first one until it reaches a
             tenth of the largest: the exponential of the slope of its logarithm, a finite-time Lyapunov exponent. None
             for fewer than five steps, less than tenfold growth, or growth that a power of time describes better.
+
+    Examples:
+        >>> verdict = next(gym_trace.verify_trace("traces/cartpole"))
+        >>> verdict.divergences  # the replay is the same
+        ()
     """
 
     column: str

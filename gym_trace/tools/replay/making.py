@@ -29,6 +29,11 @@ class Making(NamedTuple):
         start: "replay" brings environments to a step by replaying the episode from its reset; "states" sets them to
             the recorded states (see TraceRecordingWrapper, states=) and steps them only in between. "auto": by replay,
             but by states where the replay differs from the recording.
+
+    Examples:
+        >>> making = gym_trace.replay.Making(trust=True, atol=1e-6)
+        >>> making.start
+        'auto'
     """
 
     trust: bool = False

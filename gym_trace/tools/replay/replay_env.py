@@ -44,6 +44,12 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
 
     Raises:
         InvalidOption: no episode can be played, or an argument is invalid.
+
+    Examples:
+        >>> env = gym_trace.ReplayEnv("traces/cartpole")
+        >>> observation, info = env.reset(options={"episode": 3})
+        >>> observation.shape, env.step(env.action_space.sample())[1]  # the recorded reward
+        ((4,), 1.0)
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - as gymnasium.Env has it
@@ -85,7 +91,14 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         self.episode: Episode | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode, or the episode that seed or options select."""
+        """Begin the next episode, or the episode that seed or options select.
+
+        Examples:
+            >>> env = gym_trace.ReplayEnv("traces/cartpole")
+            >>> observation, _ = env.reset(options={"episode": 2})
+            >>> bool((observation == gym_trace.open_trace("traces/cartpole")[2].observations[0]).all())
+            True
+        """
         super().reset(seed=seed)
         if options is not None and "episode" in options:
             self._next = self._playable_index(options["episode"])
@@ -105,6 +118,12 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         """Return the results of the recorded step.
 
         Raises ReplayDiverged if the action differs from the recorded one, and on_divergence is "raise".
+
+        Examples:
+            >>> env = gym_trace.ReplayEnv("traces/cartpole", on_divergence="raise")
+            >>> _ = env.reset(options={"episode": 0})
+            >>> env.step(gym_trace.open_trace("traces/cartpole")[0].actions[0])[1:]
+            (1.0, False, False, {})
         """
         episode, step = self.episode, self._step
         if episode is None or step is None:

@@ -77,6 +77,11 @@ class Verdict:
         from_states: number of recorded states to which the environment was set; 0 for a replay from the reset. Only
             steps between states are compared, or, if each step is compared by itself (one_step of verify_trace()),
             those that began at a state; divergences are then these errors.
+
+    Examples:
+        >>> verdict = next(gym_trace.verify_trace("traces/cartpole"))
+        >>> verdict.verdict, verdict.matches, verdict.steps
+        ('identical', True, 12)
     """
 
     index: int

@@ -131,7 +131,12 @@ def verify_trace(
 
 
 def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
-    """Return packages whose installed version differs from the recorded one: name to recorded and installed version."""
+    """Return packages whose installed version differs from the recorded one: name to recorded and installed version.
+
+    Examples:
+        >>> gym_trace.replay.differing_versions("traces/cartpole")  # recorded with what is installed
+        {}
+    """
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
     for writer in (writer for writer in index_of(as_trace(trace)).readers if len(writer.parts)):
         for name, version in writer.about.versions.items():
@@ -141,7 +146,12 @@ def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
 
 
 def played_in_registered(trace: TraceLike) -> list[str]:
-    """Return ids whose entry point was a class or function, which traces do not store: the registered one is used."""
+    """Return ids whose entry point was a class or function, which traces do not store: the registered one is used.
+
+    Examples:
+        >>> gym_trace.replay.played_in_registered("traces/cartpole")
+        []
+    """
     recipes = [writer.about.environment.get("made") for writer in index_of(as_trace(trace)).readers]
     with_id = [recipe for recipe in recipes if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
     return list(dict.fromkeys(recipe["id"] for recipe in with_id if recipe.get("entry_point") is None))

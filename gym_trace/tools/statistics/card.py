@@ -69,6 +69,11 @@ def dataset_card(
         InvalidOption: audit is not a report, or is about another environment.
         TraceExists: the file at path lacks this line.
         OSError: the file is a link or a directory, or cannot be written.
+
+    Examples:
+        >>> card = gym_trace.dataset_card("traces/cartpole")
+        >>> "**Episodes**: 20" in card
+        True
     """
     trace = as_trace(trace)
     facts, summary = trace.facts, summarize(trace)

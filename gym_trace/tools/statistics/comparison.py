@@ -30,7 +30,14 @@ _LAST = np.iinfo(np.int64).max
 
 
 class Estimate(NamedTuple):
-    """A statistic of samples, and the bounds of its 95 % bootstrap interval. NaN: undefined, or unknown bounds."""
+    """A statistic of samples, and the bounds of its 95 % bootstrap interval. NaN: undefined, or unknown bounds.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> (group,) = gym_trace.compare({"random": [trace]}).groups
+        >>> group.mean.value, bool(group.mean.low <= group.mean.value <= group.mean.high)
+        (23.05, True)
+    """
 
     value: float
     low: float = np.nan
@@ -62,6 +69,11 @@ class RunGroup:
             many, and after the end of the run.
         curve: (G,) float64, mean of `curves` over the runs that have one; NaN where one of them is.
         low, high: (G,) float64, bounds of the interval of `curve`; NaN for a single run.
+
+    Examples:
+        >>> (group,) = gym_trace.compare({"random": ["traces/cartpole"]}).groups
+        >>> group.episodes.tolist(), group.outcomes
+        ([20], {'terminated': 20})
     """
 
     name: str
@@ -97,6 +109,11 @@ class RunComparison:
             since the first start of the run.
         window: number of complete episodes averaged in each point of a curve.
         threshold: the return that steps_to_threshold is about; None: not asked for.
+
+    Examples:
+        >>> comparison = gym_trace.compare({"random": ["traces/cartpole"]}, threshold=30)
+        >>> comparison.x, [group.name for group in comparison.groups]
+        ('steps', ['random'])
     """
 
     groups: tuple[RunGroup, ...]
@@ -106,7 +123,12 @@ class RunComparison:
     threshold: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes as plain data for JSON: arrays are lists, NaN and infinities None."""
+        """Return the attributes as plain data for JSON: arrays are lists, NaN and infinities None.
+
+        Examples:
+            >>> sorted(gym_trace.compare({"random": ["traces/cartpole"]}).to_json())
+            ['grid', 'groups', 'threshold', 'window', 'x']
+        """
         plain: dict[str, Any] = _plain({**vars(self), "groups": [vars(group) for group in self.groups]})
         return plain
 

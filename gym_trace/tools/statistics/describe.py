@@ -64,6 +64,11 @@ def describe(trace: TraceLike, brief: bool = False) -> dict[str, Any]:
         lane, step, and action as text.
 
         damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
+
+    Examples:
+        >>> about = gym_trace.describe("traces/cartpole")
+        >>> about["environment"]["id"], about["episodes"], about["seeds"]["seeded"]
+        ('CartPole-v1', 20, 20)
     """
     trace = as_trace(trace)
     if brief:
@@ -237,6 +242,10 @@ def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> It
     Skips links, hidden directories and, to save requests, directories below a trace at a URL. deepest: levels to search
     below the directory. Raises TraceNotFound for a missing directory, and RemoteError if the search below a URL takes
     ten minutes.
+
+    Examples:
+        >>> "traces/cartpole" in gym_trace.find_traces("traces")
+        True
     """
     return _traces_in(os.fspath(directory), deepest, time.monotonic() + _SEARCH_SECONDS)
 
@@ -268,6 +277,11 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Trac
         write), "closed" (all writers closed), "damaged" (opening found damage), or "unreadable"; writers: numbers of
         recording, killed, failed and closed writers; start_time, end_time: start of the first and end of the last
         episode, UTC, in ISO 8601, None if unknown; problem: the reading error or the first damage, otherwise None.
+
+    Examples:
+        >>> row = gym_trace.list_trace("traces/cartpole")
+        >>> row["environments"], row["episodes"], row["state"]
+        (['CartPole-v1'], 20, 'closed')
     """
     root = storage_at(directory).root if is_url(directory) else os.fspath(directory)
     row: dict[str, Any] = {"directory": root, "environments": []}
@@ -335,6 +349,11 @@ def list_episodes(trace: TraceLike) -> Iterator[dict[str, Any]]:
         index, episode_id, writer, split, lane, first_step, steps, return, outcome, seed, duration in seconds,
         start_time and end_time (UTC, ISO 8601). Unknown values are None. return is a list if rewards are several
         numbers each.
+
+    Examples:
+        >>> first = next(gym_trace.list_episodes("traces/cartpole"))
+        >>> first["index"], first["steps"], first["return"], first["outcome"]
+        (0, 12, 12.0, 'terminated')
     """
     trace = as_trace(trace)
     whole, chosen = whole_of(trace), index_of(trace).whole_indices

@@ -65,6 +65,9 @@ def plot_episodes(trace: TraceLike, path: str | os.PathLike[str], *, by: str | N
         InvalidOption: another ending of path, or an unknown by.
         TraceNotFound: no trace in the directory.
         OSError: the file cannot be written.
+
+    Examples:
+        >>> gym_trace.plot_episodes("traces/cartpole", "returns.svg")
     """
     ending = _ending(path)
     trace = as_trace(trace)
@@ -93,6 +96,9 @@ def plot_runs(comparison: RunComparison, path: str | os.PathLike[str]) -> None:
     Raises:
         InvalidOption: another ending of path.
         OSError: the file cannot be written.
+
+    Examples:
+        >>> gym_trace.plot_runs(gym_trace.compare({"random": ["traces/cartpole"]}), "runs.svg")
     """
     _save(path, _ending(path), lambda: _runs_figure(comparison))
 

@@ -81,6 +81,11 @@ def summarize(
         TraceNotFound: no trace in the directory.
         InvalidOption: by is invalid.
         CorruptTrace: columns are damaged. Without columns, the call still works.
+
+    Examples:
+        >>> summary = gym_trace.summarize("traces/cartpole")
+        >>> summary["episodes"], summary["outcomes"], summary["return"]["mean"]
+        (20, {'terminated': 20}, 23.05)
     """
     trace = as_trace(trace)
     codes = outcome_codes(index_of(trace))

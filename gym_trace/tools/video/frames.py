@@ -37,6 +37,20 @@ class Viewer(Protocol):
     Attributes:
         step: number of the step to show; 0 is after the reset.
         fps: steps per second of the environment.
+
+    Examples:
+        >>> class Last:
+        ...     step, fps = 0, 30.0
+        ...
+        ...     def see(self, frame):
+        ...         self.frame = frame
+        ...         self.step += 1
+        ...
+        ...     def show_verdict(self, verdict):
+        ...         self.verdict = verdict.verdict
+        ...
+        ...     def wait(self):
+        ...         pass
     """
 
     step: int
@@ -61,6 +75,10 @@ def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None
 
     Args:
         smallest: show images with sides of at least this many pixels, if there are any; None: show all values.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/pong")  # doctest: +SKIP
+        >>> gym_trace.replay.view_observed(trace, 0, viewer)  # doctest: +SKIP
     """
     rows, episode = ObservationRows(trace, index), trace[index]
     last = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # last known row
@@ -81,6 +99,10 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
         EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
         RenderingError: a step to show has no frame.
         CorruptTrace
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> gym_trace.replay.view_rendered(trace, 0, viewer, gym_trace.replay.Making())  # doctest: +SKIP
     """
     frames = _LatestFrames()
 
@@ -170,7 +192,12 @@ def picture_leaf(layout: Layout, smallest: int = 1) -> Leaf | None:
 
 
 def observes_pictures(trace: Trace, index: int, smallest: int = 1) -> bool:
-    """Return True if an episode's observations have images with sides of at least `smallest` pixels."""
+    """Return True if an episode's observations have images with sides of at least `smallest` pixels.
+
+    Examples:
+        >>> gym_trace.replay.observes_pictures(gym_trace.open_trace("traces/cartpole"), 0)
+        False
+    """
     return picture_leaf(index_of(trace).locate(index)[0].layouts.observations, smallest) is not None
 
 
@@ -182,6 +209,11 @@ class StepCaptions:
 
     Attributes:
         rewards: (N,), or (N, objectives).
+
+    Examples:
+        >>> captions = gym_trace.replay.StepCaptions(gym_trace.open_trace("traces/cartpole")[0])
+        >>> captions.at(3)
+        ['step 3   return 3', 'reward 1   action 0']
     """
 
     def __init__(self, episode: Episode):
@@ -190,7 +222,12 @@ class StepCaptions:
         self._returns = _returns(self.rewards)
 
     def at(self, step: int) -> list[str]:
-        """Return the lines after `step` steps."""
+        """Return the lines after `step` steps.
+
+        Examples:
+            >>> gym_trace.replay.StepCaptions(gym_trace.open_trace("traces/cartpole")[0]).at(1)
+            ['step 1   return 1', 'reward 1   action 1']
+        """
         line = f"step {self._first_step + step}   return {_number(self._returns[step])}"
         if step == 0:
             return [line, "reset"]

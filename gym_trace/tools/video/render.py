@@ -30,7 +30,12 @@ _NUMBER = "{}"  # stands for the episode number in a path
 
 @dataclass(frozen=True)
 class Rendered:
-    """A finished video. verdict: verdict on the replay that it shows; None if it shows recorded observations."""
+    """A finished video. verdict: verdict on the replay that it shows; None if it shows recorded observations.
+
+    Examples:
+        >>> videos = list(gym_trace.render("traces/cartpole", "videos/{}.mp4"))  # doctest: +SKIP
+        >>> videos[0].path, videos[0].frames  # doctest: +SKIP
+    """
 
     index: int
     path: Path
@@ -112,6 +117,10 @@ def render(
         EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
         MissingExtra: PyAV or Pillow is not installed.
         RenderingError, InvalidOption, TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> videos = gym_trace.render("traces/cartpole", "best.gif", episodes=[8])  # doctest: +SKIP
+        >>> [video.frames for video in videos]  # doctest: +SKIP
     """
     trace = as_trace(trace)
     destination = Destination(path, form)

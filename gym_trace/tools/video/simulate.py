@@ -60,6 +60,10 @@ def play_for_humans(
     Raises:
         EnvironmentUnavailable: the environment cannot be built or shown here; the message has the reason.
         InvalidOption, TraceNotFound, CorruptTrace
+
+    Examples:
+        >>> for verdict in gym_trace.replay.play_for_humans("traces/cartpole", [8], speed=2):  # doctest: +SKIP
+        ...     print(verdict.verdict)
     """
     if not 0.001 <= speed <= 1000:
         raise InvalidOption(f"speed={speed!r}: out of range; pass 0.001 to 1000")

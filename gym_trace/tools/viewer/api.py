@@ -58,6 +58,9 @@ def serve(
         MissingExtra: starlette or uvicorn is not installed.
         OSError: the port is in use.
         TraceNotFound, InvalidOption
+
+    Examples:
+        >>> gym_trace.viewer.serve("traces/cartpole", port=8000)  # doctest: +SKIP
     """
     from gym_trace.tools.replay.making import Making  # needs gymnasium
     from gym_trace.tools.viewer.proofs import Proofs  # as above

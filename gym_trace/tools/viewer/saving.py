@@ -49,6 +49,11 @@ class SavedPage(NamedTuple):
         episodes: number of episodes in the page.
         left_out: number of episodes that did not fit.
         bytes: size of the file.
+
+    Examples:
+        >>> saved = gym_trace.viewer.save_page(gym_trace.open_trace("traces/cartpole")[:2], target="two.html")
+        >>> saved.episodes, saved.left_out
+        (2, 0)
     """
 
     episodes: int
@@ -76,6 +81,10 @@ def save_page(
     Raises:
         TraceError: there is no episode, or the first one does not fit.
         CorruptTrace, TraceNotFound, OSError
+
+    Examples:
+        >>> gym_trace.viewer.save_page("traces/cartpole", target="cartpole.html").episodes
+        20
     """
     opened = [as_trace(trace) for trace in traces]
     total = sum(map(len, opened))

@@ -42,6 +42,11 @@ class SavedSite(NamedTuple):
         episodes: number of episodes in them.
         copied: number of traces that were copied; the others already lay in the directory.
         bytes: size of the traces and the page.
+
+    Examples:
+        >>> saved = gym_trace.viewer.save_site("traces/cartpole", target="another-site")
+        >>> saved.traces, saved.copied
+        (1, 1)
     """
 
     traces: int
@@ -72,6 +77,10 @@ def save_site(
         TraceError: there is no episode, or the page was not built.
         TraceExists: another trace has the name of a copied one.
         TraceNotFound, CorruptTrace, RecordingError, OSError
+
+    Examples:
+        >>> gym_trace.viewer.save_site("traces/cartpole", target="site").episodes
+        20
     """
     opened = [as_trace(trace) for trace in traces]
     if not opened:

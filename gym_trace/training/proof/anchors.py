@@ -37,6 +37,9 @@ def write_anchor(log: Chain | str | os.PathLike[str], where: str) -> str:
 
     Raises:
         InvalidOption: the log has no entries yet. RecordingError: the line cannot be written. TraceNotFound.
+
+    Examples:
+        >>> gym_trace.proof.write_anchor("runs/one", "anchor.txt")  # doctest: +SKIP
     """
     chain = log if isinstance(log, Chain) else chain_in(directory_of(log))
     heads = [entry.head.hex() for entry in chain.entries()]

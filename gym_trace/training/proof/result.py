@@ -29,6 +29,10 @@ class Proof:
         limits: what no proof of this kind can cover.
         notes: other possible reasons of a difference, such as another version of PyTorch.
         doing: what is being compared; done, out_of: progress.
+
+    Examples:
+        >>> proof = gym_trace.training.verify_run("runs/one")  # doctest: +SKIP
+        >>> proof.versions, proof.unproved  # doctest: +SKIP
     """
 
     versions: int = 0

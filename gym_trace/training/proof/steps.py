@@ -30,6 +30,10 @@ class Steps(Mapping[str, Any]):
             terminations, truncations, dones (either of these two) and annotations, each by its name. They are NumPy
             arrays or tensors of any dtype that holds the values. Of a vector environment their shape is (steps, lanes,
             ...), of a single one and of single steps of lanes (steps, ...).
+
+    Examples:
+        >>> steps = gym_trace.proof.Steps(range(0, 128), rewards=rewards)  # doctest: +SKIP
+        >>> loss = log.update(steps=steps)  # doctest: +SKIP
     """
 
     def __init__(self, where: range | Array | tuple[Array, Array], /, **arrays: Any):

@@ -56,6 +56,11 @@ class UpdateLog:
         directory: pathlib.Path of the log. updates: number of updates so far. spent: seconds spent on the log.
 
     Raises InvalidOption, CorruptTrace, RecordingError.
+
+    Examples:
+        >>> parts = {"policy": policy, "optimizer": optimizer}  # doctest: +SKIP
+        >>> with gym_trace.proof.UpdateLog(recorder, parts, learn) as log:  # doctest: +SKIP
+        ...     loss = log.update(batch=batch)
     """
 
     def __init__(self, trace: Any, parts: Parts, learn: Callable[..., Any], *, overhead: float = 0.025):

@@ -76,6 +76,10 @@ def verify(
     Raises:
         TraceNotFound, CorruptTrace: the log is missing or damaged.
         InvalidOption: the parts do not fit the log, or the device is missing.
+
+    Examples:
+        >>> proof = gym_trace.proof.verify("runs/mine", parts, learn)  # doctest: +SKIP
+        >>> proof.proved, proof.differs  # doctest: +SKIP
     """
     folder = directory_of(directory)
     chain = chain_in(folder)

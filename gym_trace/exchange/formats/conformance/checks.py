@@ -47,6 +47,9 @@ def check_exporter(
         The rejected traces by name, with the reason: spaces that the format cannot hold.
 
     Raises AssertionError if the exporter violates the contract.
+
+    Examples:
+        >>> gym_trace.testing.check_exporter(MyExporter(), load, tmp_path, suffix=".mine")  # doctest: +SKIP
     """
     _check_class(exporter)
     traces = make_zoo(directory / "traces", only)
@@ -154,6 +157,9 @@ def check_importer(
     """Export and import traces of every kind: all but the reported losses must be restored.
 
     Arguments, result and errors are those of check_exporter().
+
+    Examples:
+        >>> gym_trace.testing.check_importer(MyExporter(), MyImporter(), tmp_path, suffix=".mine")  # doctest: +SKIP
     """
     traces = make_zoo(directory / "traces", only)
     rejected = {}

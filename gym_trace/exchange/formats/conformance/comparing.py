@@ -31,6 +31,11 @@ class Loaded(NamedTuple):
         seed, options, reset_info, outcome: as in Episode; None: to be found in the identity.
         infos: N dicts. annotations: N rows, by name.
         identity: the text of ExportSource.identity().
+
+    Examples:
+        >>> loaded = next(gym_trace.testing.loaded_from(gym_trace.open_trace("traces/cartpole")))
+        >>> loaded.observations.shape, loaded.outcome
+        ((13, 4), 'terminated')
     """
 
     observations: Any
@@ -77,7 +82,13 @@ def difference(source: ExportSource, loaded: Iterable[Loaded], lost: Collection[
 
 
 def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
-    """Yield the episodes of an imported trace as a loader would. lost: losses of the format it was imported from."""
+    """Yield the episodes of an imported trace as a loader would. lost: losses of the format it was imported from.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> len(list(gym_trace.testing.loaded_from(trace)))
+        20
+    """
     names = [name for name in Loaded._fields if name not in ("observations", "infos", "identity")]
     for episode in trace:
         observations = episode.observations

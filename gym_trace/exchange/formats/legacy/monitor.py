@@ -239,6 +239,11 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         TraceNotFound: no trace and no recording of Monitor.
         UnreadableRecording: the recording of Monitor is damaged.
         CorruptTrace: the trace is damaged.
+
+    Examples:
+        >>> results = gym_trace.load_results("traces/cartpole")
+        >>> results["episode_lengths"][:3], results["episode_rewards"][:3]
+        ([12, 9, 13], [12.0, 9.0, 13.0])
     """
     sources = _results_of_trace(directory) if isinstance(directory, Trace) else _results_in(directory)
     if problem := differences([source.env_info for source in sources]):

@@ -67,12 +67,22 @@ class StepTable:
 
     @staticmethod
     def columns_of(trace: TraceLike) -> list[str]:
-        """Return the names for `columns`: first the columns of every trace, then their parts."""
+        """Return the names for `columns`: first the columns of every trace, then their parts.
+
+        Examples:
+            >>> gym_trace.StepTable.columns_of("traces/cartpole")
+            ['observations', 'actions', 'rewards', 'terminations', 'truncations', 'infos', 'annotations']
+        """
         return names_in(as_trace(trace))
 
     @staticmethod
     def text_of(value: Any) -> str:
-        """Return a value of a window as JSON, lossy: NaN is null, and large arrays are only described."""
+        """Return a value of a window as JSON, lossy: NaN is null, and large arrays are only described.
+
+        Examples:
+            >>> gym_trace.StepTable.text_of(np.array([1.5, np.nan]))
+            '[1.5, null]'
+        """
         return json.dumps(plain(value), ensure_ascii=False)
 
     def __len__(self) -> int:
@@ -82,7 +92,14 @@ class StepTable:
         return len(self._hits)
 
     def windows(self) -> Iterator[Window]:
-        """Yield the rows, some consecutive steps of one episode at a time."""
+        """Yield the rows, some consecutive steps of one episode at a time.
+
+        Examples:
+            >>> table = gym_trace.StepTable("traces/cartpole", ["rewards"], steps=slice(0, 2))
+            >>> window = next(table.windows())
+            >>> window.episode.index, window.first_step, window.columns
+            (0, 0, {('rewards',): array([1., 1.])})
+        """
         on_error, episodes = self._on_damage, self._episodes
         on_damage = None if on_error is None else (lambda damage: on_error(damage.error()))
         steps: slice | list[slice] = self._steps
@@ -94,21 +111,49 @@ class StepTable:
         return step_windows(self._trace, self._selection, episodes, steps, on_damage)
 
     def json_lines(self) -> Iterator[str]:
-        """Yield JSON lines, lossless (docs/reference/steps.md)."""
+        """Yield JSON lines, lossless (docs/reference/steps.md).
+
+        Examples:
+            >>> table = gym_trace.StepTable("traces/cartpole", ["actions"], steps=slice(0, 1))
+            >>> print(list(table.json_lines())[2], end="")
+            {"type": "step", "episode": 0, "step": 0, "actions": 1}
+        """
         return json_lines(self.windows(), self._selection, self._on_damage)
 
     def csv_lines(self) -> Iterator[str]:
-        """Yield a heading and lines of CSV, one column per number."""
+        """Yield a heading and lines of CSV, one column per number.
+
+        Examples:
+            >>> table = gym_trace.StepTable("traces/cartpole", ["actions"], steps=slice(0, 2))
+            >>> print("".join(list(table.csv_lines())[:3]), end="")
+            episode,step,actions
+            0,0,1
+            0,1,1
+            1,0,1
+            1,1,1
+        """
         return csv_lines(self.windows(), self._trace, self._selection)
 
     def write_npz(self, file: BinaryIO, on_progress: Callable[[str, int, int], None] | None = None) -> None:
-        """Write one array per column. on_progress: called with the column, rows done, and rows in total."""
+        """Write one array per column. on_progress: called with the column, rows done, and rows in total.
+
+        Examples:
+            >>> with open("steps.npz", "wb") as file:
+            ...     gym_trace.StepTable("traces/cartpole", ["rewards"]).write_npz(file)
+            >>> np.load("steps.npz")["rewards"].shape
+            (461,)
+        """
         write_npz(self._trace, self._episodes, self._selection, file, self._steps, on_progress)
 
     def statistics(self, on_progress: Callable[[int], None] | None = None) -> list[dict[str, Any]]:
         """Return statistics of each column: min, mean, max, nan and more of numbers, distinct values of others.
 
         on_progress: called with the number of steps done.
+
+        Examples:
+            >>> (column,) = gym_trace.StepTable("traces/cartpole", ["rewards"]).statistics()
+            >>> column["column"], column["rows"]
+            ('rewards', 461)
         """
         values, done = StepValues(), 0
         for window in self.windows():
