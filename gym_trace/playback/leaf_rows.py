@@ -21,7 +21,7 @@ class LeafRows:
     Observations have N + 1 rows, all others N. Steps recorded later do not appear.
 
     Args:
-        writer, row: writer and row of the episode, from Trace.place_of().
+        writer, row: writer and row of the episode, from EpisodeIndex.locate().
         path: path of the column: ("observations", "image"), ("rewards",), ("terminations",), ("annotations", "value").
     """
 

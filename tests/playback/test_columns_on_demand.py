@@ -259,7 +259,7 @@ def test_a_live_trace_grows_by_what_is_new_in_columns_and_table(tmp_path: Path) 
             trace.refresh()
             fresh = open_trace(tmp_path)
             for name in EPISODE.names or ():
-                assert same(index_of(trace)[name], fresh.content[name]), name
+                assert same(index_of(trace)[name], index_of(fresh)[name]), name
             assert trace.episodes.tobytes() == fresh.episodes.tobytes()
             assert len(trace) == len(index_of(fresh)["steps"])
         env.close()

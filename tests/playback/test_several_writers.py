@@ -33,9 +33,9 @@ def test_a_trace_says_what_all_writers_with_episodes_agree_on_and_no_more(tmp_pa
     assert trace.metadata == {"run": 1}
     assert trace.action_space == CountingEnv().action_space
     for name in ("observation_space", "env_spec"):
-        with pytest.raises(TraceError, match=r"writer_of\(i\)"):
+        with pytest.raises(TraceError, match=r"trace\[\[i\]\]"):
             getattr(trace, name)
-    with pytest.raises(TraceError, match=r"writer_of\(i\)"):
+    with pytest.raises(TraceError, match=r"trace\[\[i\]\]"):
         trace.make_env()
 
 

@@ -267,7 +267,7 @@ def test_fragments_of_a_ring_equal_those_of_a_chunk(tmp_path: Path) -> None:
     rings.killed(tmp_path / "r", run)
     rings.killed(tmp_path / "b", run, written=1)
     (tmp_path / "b" / "w.ring").unlink()
-    (one,), (other,) = index_of(open_trace(tmp_path / "r")).readers, open_trace(tmp_path / "b").readers
+    (one,), (other,) = index_of(open_trace(tmp_path / "r")).readers, index_of(open_trace(tmp_path / "b")).readers
     assert one.fragments[:].tobytes() == other.fragments[:].tobytes()
     assert (
         one.fragments["flags"].tolist()

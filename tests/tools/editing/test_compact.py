@@ -109,7 +109,7 @@ def test_writers_of_a_compacted_trace_say_what_they_said(tmp_path: Path) -> None
     for a, b in zip(old, new, strict=True):
         assert (a.writer, a.episode_id, a.split, a.seed) == (b.writer, b.episode_id, b.split, b.seed)
     for i in range(len(old)):
-        mine, other = index_of(old).locate(i)[0], new.writer_of(i)
+        mine, other = (index_of(trace).locate(i)[0] for trace in (old, new))
         assert mine.metadata == other.metadata
         assert mine.observation_space == other.observation_space
         assert {**mine.schema, "batch": 0} == {**other.schema, "batch": 0}
@@ -211,7 +211,7 @@ def test_small_chunks_of_one_writer_merge_and_large_ones_are_copied(tmp_path: Pa
     with mock.patch("gym_trace.format.batch_files.BATCH_FRAGMENTS", 4):
         record_lengths(tmp_path / "t", [40] * 20, flush_after=10)
     old = open_trace(tmp_path / "t")
-    assert sum(reader.chunk_count for reader in index_of(old).readers) > 20 < 2 * len(old.readers[0].batches)
+    assert sum(reader.chunk_count for reader in index_of(old).readers) > 20 < 2 * len(index_of(old).readers[0].batches)
     edit.compact(tmp_path / "t", tmp_path / "c")
     (reader,) = index_of(open_trace(tmp_path / "c")).readers
     assert (len(reader.batches), reader.chunk_count, reader.has_own_files) == (1, 1, True)

@@ -79,7 +79,7 @@ def test_repairing_an_intact_trace_gives_the_same_trace(tmp_path):
     one, other = open_trace(tmp_path / "t"), open_trace(tmp_path / "r")
     assert_same_episodes(list(one), list(other))
     assert (one.episodes == other.episodes).sum() == sum(one.episodes["end_time"] == one.episodes["end_time"])
-    assert index_of(one).readers[0].schema.items() == other.readers[0].schema.items()
+    assert index_of(one).readers[0].schema.items() == index_of(other).readers[0].schema.items()
 
 
 @pytest.mark.parametrize("part", ["header", "metadata", "column"])
