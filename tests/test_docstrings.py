@@ -13,7 +13,6 @@ import public_api
 import pytest
 
 import gym_trace
-from gym_trace import on_first_use
 from gym_trace.errors import MissingExtra
 
 # Classes whose methods have examples, too.
@@ -68,7 +67,9 @@ def test_the_example_of_a_docstring_prints_what_it_shows(
 
 def test_every_public_name_has_an_example() -> None:
     things = {path: thing for path, thing in THINGS.items() if inspect.isfunction(thing) or isinstance(thing, type)}
-    names = {path for path, thing in things.items() if thing.__module__ != on_first_use.__name__}  # without its extra
+    names = {
+        path for path, thing in things.items() if thing.__module__ != "gym_trace.on_first_use"
+    }  # without its extra
     for name in MAIN:
         if (thing := THINGS.get(f"gym_trace.{name}")) is not None:  # an old Gymnasium has no vector environments
             methods = (key for key, value in vars(thing).items() if inspect.isroutine(value) and key[0] != "_")

@@ -46,8 +46,8 @@ class Damage(NamedTuple):
 
     Examples:
         >>> damage = gym_trace.results.Damage("t.gtb", 64, 128, "checksum mismatch")
-        >>> print(damage.error())
-        t.gtb: checksum mismatch at byte 64; 'gym-trace check' lists all damage, 'gym-trace repair' saves the rest
+        >>> damage.end - damage.start, damage.problem
+        (64, 'checksum mismatch')
     """
 
     path: str

@@ -34,6 +34,7 @@ from scripted_env import bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.playback.episode_index import index_of
 
 
 def recorded(directory: Path, mode: Any, *, observation: str = "box", **options: Any) -> Any:
