@@ -67,9 +67,8 @@ def test_the_example_of_a_docstring_prints_what_it_shows(
 
 def test_every_public_name_has_an_example() -> None:
     things = {path: thing for path, thing in THINGS.items() if inspect.isfunction(thing) or isinstance(thing, type)}
-    names = {
-        path for path, thing in things.items() if thing.__module__ != "gym_trace.on_first_use"
-    }  # without its extra
+    # Where an extra is missing, its names are functions of on_first_use that raise MissingExtra.
+    names = {path for path, thing in things.items() if thing.__module__ != "gym_trace.on_first_use"}
     for name in MAIN:
         if (thing := THINGS.get(f"gym_trace.{name}")) is not None:  # an old Gymnasium has no vector environments
             methods = (key for key, value in vars(thing).items() if inspect.isroutine(value) and key[0] != "_")
