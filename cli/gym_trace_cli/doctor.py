@@ -37,6 +37,11 @@ _EXTRA, _PYTHON = (
     re.compile(r"extra == ['\"]([\w-]+)['\"]"),
     re.compile(r"python_version (<|>=) ['\"](\d+)\.(\d+)['\"]"),
 )
+COMPLETION = {  # the line that turns on completion, and where it stays on
+    "bash": ('eval "$(_GYM_TRACE_COMPLETE=bash_source gym-trace)"', "~/.bashrc"),
+    "zsh": ('eval "$(_GYM_TRACE_COMPLETE=zsh_source gym-trace)"', "~/.zshrc, after compinit"),
+    "fish": ("_GYM_TRACE_COMPLETE=fish_source gym-trace | source", "~/.config/fish/config.fish"),
+}
 _FREE = 10**9  # bytes
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, WSL
 _GPU_LIBRARIES = {
@@ -120,6 +125,7 @@ def _findings(directory: str) -> Iterator[Finding]:
     yield _disk(directory)
     yield _gpu()
     yield _object_stores()
+    yield _shell()
 
 
 # -- packages ---------------------------------------------------------------------------------------------------------
@@ -140,13 +146,13 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
 
 
 def _installed(name: str, oldest: str) -> tuple[str, bool]:
-    """Return a package with its version and True if it is recent enough; or what is needed, and False."""
+    """Return a package with its version and True if it is recent enough; otherwise what is needed, and False."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return f"{name} missing", False
+        return name, False
     if _numbers(version) < _numbers(oldest):
-        return f"{name} {version} is older than {oldest}", False
+        return f"{name} {oldest} (found {version})", False
     return f"{name} {version}", True
 
 
@@ -173,7 +179,7 @@ def _packages() -> Finding:
             wrong.append((text, name))
     if wrong:
         advice = f"pip install --upgrade --force-reinstall {' '.join(name for _, name in wrong)}"
-        return Finding("packages", BROKEN, "; ".join(text for text, _ in wrong), advice)
+        return Finding("packages", BROKEN, f"needs {', '.join(text for text, _ in wrong)}", advice)
     return Finding("packages", OK, ", ".join(shown))
 
 
@@ -186,9 +192,9 @@ def _extras() -> Iterator[Finding]:
                 extras.setdefault(extra, []).append((name, oldest))
     for extra, packages in sorted(extras.items()):
         found = [_installed(name, oldest) for name, oldest in sorted(packages)]
-        missing = [text for text, is_right in found if not is_right]
-        if missing:
-            yield Finding(extra, NO, ", ".join(missing), f"pip install 'gym-trace[{extra}]'")
+        wrong = [text for text, is_right in found if not is_right]
+        if wrong:
+            yield Finding(extra, NO, f"needs {', '.join(wrong)}", f"pip install 'gym-trace[{extra}]'")
         else:
             yield Finding(extra, OK, ", ".join(text for text, _ in found))
 
@@ -280,11 +286,11 @@ def _gpu() -> Finding:
         for distribution in distributions.get(name, ())[:1]:
             with suppress(importlib.metadata.PackageNotFoundError):
                 installed[name] = importlib.metadata.version(distribution)
-    shown = ", ".join(f"{name} {version}" for name, version in installed.items()) or "no torch, JAX or CuPy"
+    shown = ", ".join(f"{name} {version}" for name, version in installed.items())
     if not any(map(os.path.exists, _GPU_FILES)):
-        return Finding("GPU", NO, f"none with a driver here; {shown}", "only simulators on a GPU need one")
+        return Finding("GPU", NO, f"no driver; {shown}".removesuffix("; "), "only simulators on a GPU need one")
     if not installed:
-        return Finding("GPU", NO, f"a driver; {shown}", "install the library of your simulator")
+        return Finding("GPU", NO, "a driver; no torch, JAX or CuPy", "install what your simulator uses")
     blind = [name for name in installed if not _sees_gpu(name)]
     if blind:
         advice = f"install {' and '.join(blind)} for this driver, if your simulator uses it"
@@ -307,3 +313,11 @@ def _object_stores() -> Finding:
     if not names:
         return Finding("URLs", NO, "no credentials", "only private buckets need them: docs/guides/remote.md")
     return Finding("URLs", OK, f"credentials in {', '.join(names)}")
+
+
+def _shell() -> Finding:
+    name = os.path.basename(os.environ.get("SHELL", ""))
+    if name not in COMPLETION:
+        return Finding("shell", NO, f"{name or 'unknown'}, without completion", "bash, zsh and fish have it")
+    line, file = COMPLETION[name]
+    return Finding("shell", OK, f"{name}; completion: {line} in {file}")

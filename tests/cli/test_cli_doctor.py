@@ -110,14 +110,14 @@ def test_a_package_that_is_too_old_or_missing_fails(tmp_path: Path, monkeypatch:
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.9.5" if name == "numpy" else version(name))
     found = findings(tmp_path, code=1)["packages"]
-    assert found["found"] == "numpy 1.9.5 is older than 1.24; rich missing"
+    assert found["found"] == "needs numpy 1.24 (found 1.9.5), rich"
     assert found["advice"].endswith(" numpy rich")
 
 
 def test_a_missing_extra_has_its_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without("pyarrow", monkeypatch)
     found = findings(tmp_path, section="extras")["parquet"]
-    assert (found["state"], found["found"]) == ("no", "pyarrow missing")
+    assert (found["state"], found["found"]) == ("no", "needs pyarrow")
     assert found["advice"] == "pip install 'gym-trace[parquet]'"
 
 
@@ -170,6 +170,16 @@ def test_a_gpu_that_a_library_does_not_see_is_reported(tmp_path: Path, monkeypat
     monkeypatch.setitem(doctor._GPU_LIBRARIES, "jax", "print(True)")
     monkeypatch.delitem(doctor._GPU_LIBRARIES, "torch")
     assert findings(tmp_path)["GPU"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(("shell", "state"), [("/bin/zsh", "ok"), ("/bin/tcsh", "no"), ("", "no")])
+def test_the_line_for_completion_is_that_of_the_shell(
+    shell: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", shell)
+    found = findings(tmp_path)["shell"]
+    assert found["state"] == state
+    assert ("_GYM_TRACE_COMPLETE=zsh_source" in found["found"]) is (state == "ok")
 
 
 def test_little_space_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

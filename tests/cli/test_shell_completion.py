@@ -1,4 +1,4 @@
-"""Completion in real shells: TAB inserts one word, and runs nothing."""
+"""The lines for completion that gym-trace doctor prints, in real shells: TAB inserts one word, and runs nothing."""
 
 import os
 import pty
@@ -11,17 +11,15 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from gym_trace_cli.doctor import COMPLETION
 from runs import record_lengths
 
 from gym_trace import TraceRecordingWrapper
 
 SHELLS = {  # command that starts it, and line that enables completion
-    "bash": (["bash", "--norc", "--noprofile", "-i"], 'eval "$(_GYM_TRACE_COMPLETE=bash_source gym-trace)"'),
-    "zsh": (
-        ["zsh", "-f", "-i"],
-        'autoload -Uz compinit; compinit -D -u; eval "$(_GYM_TRACE_COMPLETE=zsh_source gym-trace)"',
-    ),
-    "fish": (["fish", "--no-config", "-i"], "_GYM_TRACE_COMPLETE=fish_source gym-trace | source"),
+    "bash": (["bash", "--norc", "--noprofile", "-i"], COMPLETION["bash"][0]),
+    "zsh": (["zsh", "-f", "-i"], f"autoload -Uz compinit; compinit -D -u; {COMPLETION['zsh'][0]}"),
+    "fish": (["fish", "--no-config", "-i"], COMPLETION["fish"][0]),
 }
 NAME = """it's "a" $(touch ran) !*"""
 
