@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-_EPISODE = re.compile(r"episode \d+ \((.+)/\d+\)")  # what gym-trace verify calls a test case: writer and id
+_EPISODE = re.compile(r"episode \d+ \((.+)/\d+\)")  # name of a test case of gym-trace verify: writer and id
 _KINDS = ("failure", "error", "skipped")
-_MOST_ANNOTATIONS = 10  # of a step; GitHub shows no more
+_MOST_ANNOTATIONS = 10  # GitHub shows no more annotations of a step
 _MOST_SHOWN = 20  # in the summary
 _LONGEST = 2000  # characters of a message
 
