@@ -37,7 +37,7 @@ def test_a_notebook_imports_public_names_and_says_what_needs_pytorch(path: Path)
         ast.parse(source)
         assert [name for name in imports_of(source) if not public_api.is_public(name)] == []
         uses_torch = uses_torch or "import torch" in source
-        assert ("torch" in cell["metadata"].get("tags", ())) is uses_torch  # what follows uses it, too
+        assert ("torch" in cell["metadata"].get("tags", ())) is uses_torch  # later cells use torch, too
 
 
 def test_every_notebook_has_a_page_of_the_site() -> None:
