@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gym_trace_cli.help import full_help
 from gym_trace_cli.main import COMMANDS, cli
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -98,7 +99,8 @@ def cli_reference() -> str:
 def _reference() -> Iterator[str]:
     yield "# Command line\n"
     yield "```bash\ngym-trace --version\n```\n"
-    yield "`gym-trace COMMAND --help` prints the same. [Exit codes](exit-codes.md) are common to all commands."
+    yield "`gym-trace COMMAND --help-all` prints the same; `--help` omits rare options."
+    yield "[Exit codes](exit-codes.md) are common to all commands."
     yield "The [guides](../guides/record.md) explain the options by task."
     context = click.Context(cli, info_name="gym-trace")
     for name, (_, _, summary) in COMMANDS.items():
@@ -117,7 +119,7 @@ def _reference() -> Iterator[str]:
 
 def _help(command: click.Command, name: str) -> str:
     context = click.Context(command, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH)
-    return f"```text\n{command.get_help(context)}\n```"
+    return f"```text\n{full_help(context)}\n```"
 
 
 # -- benchmarks -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ LINES = {
     "render t -o x --format gif": "video",
     "proof verify t --make own:see": "train",
     "edit filter t -o filtered --where 'steps > 0'": "",
-    "edit annotate filtered --set author=me": "",
+    "edit annotate filtered --fact author=me": "",
     "push t s3://bucket/t": "remote",
     "pull s3://bucket/t x": "remote",
     "sync t s3://bucket/t": "remote",

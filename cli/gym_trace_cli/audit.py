@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
-from gym_trace.storage import is_url
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import (
@@ -17,6 +15,7 @@ from gym_trace_cli.environments import (
     RecordedEnvironment,
     environment_options,
     import_modules,
+    is_trace,
     without_display,
 )
 from gym_trace_cli.exit_codes import DIFFERS, FINE
@@ -64,7 +63,7 @@ def command(
     required = [name.strip() for names in require for name in names.split(",")]
     options: dict[str, Any] = {"episodes": episodes, "steps": steps, "seed": seed, "require": required}
     subject: Any
-    if named.env_id is not None and (os.path.isdir(named.env_id) or is_url(named.env_id)):
+    if named.env_id is not None and is_trace(named.env_id):
         if named.wrappers or named.max_episode_steps is not None:
             raise click.UsageError("--wrapper and --max-episode-steps: not with a trace; name the environment itself")
         recorded = RecordedEnvironment(None, named.factory, tuple(named.env_args.items()), named.imports, trust)

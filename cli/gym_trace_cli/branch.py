@@ -46,7 +46,7 @@ class BranchOptions:
     seed: int | None = opt("--seed N", "Reseed environment and policy at the step.", NOT_NEGATIVE)
     output: str = opt("-o, --output DIR", "Directory of the new trace.", PATH, required=True, under="Output")
     on_exist: str = shared(on_exist_option)
-    no_prefix: bool = opt("--no-prefix", "Do not record the repeated steps (unverifiable).")
+    no_prefix: bool = opt("--no-prefix", "Do not record the repeated steps (unverifiable).", hidden=True)
     quiet: bool = shared(quiet_option)
     as_json: bool = shared(json_option)
     recorded: RecordedEnvironment = shared(recorded_environment_options)

@@ -11,7 +11,7 @@ from gym_trace.storage import is_url
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import PATH, json_option, quiet_option, trace_argument
+from gym_trace_cli.options import PATH, json_option, trace_argument
 from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ def check(directory: str, quiet: bool, as_json: bool) -> int:
     option("-o, --output NEW", "New directory.", PATH),
     option("--in-place", "Restore the original bytes of DIR from parity."),
     option("--salvage", "With -o: keep the intact columns of damaged chunks."),
-    quiet_option,
     json_option,
 )
-def repair(directory: str, output: str | None, in_place: bool, salvage: bool, quiet: bool, as_json: bool) -> int:
+def repair(directory: str, output: str | None, in_place: bool, salvage: bool, as_json: bool) -> int:
     """Write a clean copy of everything readable to NEW and list what is lost,
     or restore damaged bytes in place. Exit code: 1 if no episode is readable
     (nothing is written then), 5 if --in-place leaves damage.
@@ -93,8 +92,8 @@ def repair(directory: str, output: str | None, in_place: bool, salvage: bool, qu
     if output is None:
         if salvage:
             raise click.UsageError("--salvage: needs -o NEW")
-        return _heal(directory, quiet, as_json)
-    with ProgressLine(quiet=quiet) as progress:
+        return _heal(directory, as_json)
+    with ProgressLine() as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
     if as_json:
         show.json_line(_repair_json(report))
@@ -111,8 +110,8 @@ def repair(directory: str, output: str | None, in_place: bool, salvage: bool, qu
     return FINE
 
 
-def _heal(directory: str, quiet: bool, as_json: bool) -> int:
-    with ProgressLine(quiet=quiet) as progress:
+def _heal(directory: str, as_json: bool) -> int:
+    with ProgressLine() as progress:
         report = gym_trace.heal_trace(directory, on_progress=progress.update_bytes)
     code = DAMAGED if report.hopeless else FINE
     if as_json:

@@ -13,7 +13,7 @@ from gym_trace_cli import show
 from gym_trace_cli.check import repair
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import Group, Parsed, bundle, option, section
-from gym_trace_cli.options import PATH, json_option, named_callable, trace_argument
+from gym_trace_cli.options import PATH, FactArg, json_option, named_callable, trace_argument
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -37,19 +37,12 @@ def _fractions(value: str) -> dict[str, float]:
     return fractions
 
 
-def _pair(value: str, form: str, example: str, may_be_empty: bool = False) -> tuple[str, str]:
-    """Split LEFT=RIGHT. form, example: for the error. may_be_empty: RIGHT may be ""."""
+def _pair(value: str, form: str, example: str) -> tuple[str, str]:
+    """Split LEFT=RIGHT. form, example: for the error."""
     left, equals, right = value.partition("=")
-    if not (left and equals and (right or may_be_empty)):
+    if not (left and equals and right):
         raise click.BadParameter(f"{value!r} is not of the form {form}, such as {example}")
     return left, right
-
-
-def _fact(value: str) -> tuple[str, Any]:
-    """Parse KEY=VALUE; VALUE is JSON if that is valid for KEY, text otherwise."""
-    from gym_trace.edit import fact_from_text
-
-    return fact_from_text(*_pair(value, "KEY=VALUE", "author='Ada Lovelace'", may_be_empty=True))
 
 
 def _column_names(value: str) -> tuple[str, list[str]]:
@@ -73,7 +66,6 @@ class _Result(NamedTuple):
     """Destination of an edit, and how to report it. in_place: None for edits that always make a new trace."""
 
     output: str | None
-    quiet: bool
     as_json: bool
     in_place: bool | None = None
 
@@ -88,7 +80,7 @@ class _Result(NamedTuple):
         import gym_trace.edit
 
         in_place = {} if self.in_place is None else {"in_place": self.in_place}
-        with ProgressLine(quiet=self.quiet) as progress:
+        with ProgressLine() as progress:
             on_progress = progress.counting("step") if counts_steps else progress.update_bytes
             edit = getattr(gym_trace.edit, name)
             return edit(*arguments, destination=self.output, on_progress=on_progress, **in_place, **options)
@@ -102,10 +94,9 @@ class _Result(NamedTuple):
             _print_report(report)
 
 
-_reporting = option("--quiet", "Hide progress."), json_option
 _new_options = section(
     "Output",
-    bundle("result", _Result, option("-o, --output NEW", "New directory.", PATH, required=True), *_reporting),
+    bundle("result", _Result, option("-o, --output NEW", "New directory.", PATH, required=True), json_option),
 )
 _new_or_in_place_options = section(
     "Output",
@@ -114,7 +105,7 @@ _new_or_in_place_options = section(
         _Result.checked,
         option("-o, --output NEW", "New directory.", PATH),
         option("--in-place", "Replace DIR atomically."),
-        *_reporting,
+        json_option,
     ),
 )
 
@@ -224,23 +215,22 @@ def drop(directory: str, columns: str, result: _Result) -> None:
 
 
 def _column_command(name: str, metavar: str, parse: Callable[[str], Any], help: str) -> None:
-    """Add a command that edits columns of the selected episodes."""
+    """Add a command that edits columns."""
 
     @command.command(name, help=help)
     @trace_argument
     @click.argument("columns", metavar=metavar, nargs=-1, required=True, type=Parsed(parse))
     @_new_or_in_place_options
-    @selection_options
-    def edit(directory: str, columns: tuple[tuple[str, Any], ...], result: _Result, selection: Selection) -> None:
+    def edit(directory: str, columns: tuple[tuple[str, Any], ...], result: _Result) -> None:
         by_name = dict(columns)
         if len(by_name) < len(columns):
             raise click.UsageError("a column is named twice")
-        result.report(name, selection.view_or_error(gym_trace.open_trace(directory)), by_name)
+        result.report(name, gym_trace.open_trace(directory), by_name)
 
 
 _FUNCTION_HELP = """\
 M:F is MODULE:FUNCTION, called with each Episode; it returns one row per step.
-The new trace has the selected episodes, and names the function."""
+The new trace names the function."""
 _column_command(
     "map",
     "COLUMN=M:F...",
@@ -269,7 +259,7 @@ _column_command(
     _new_name,
     """Rename annotations; other columns have fixed names.
 
-The new trace has the selected episodes. 'annotations.' may be omitted.
+'annotations.' may be omitted.
 
 \b
 gym-trace edit rename traces/all -o traces/new annotations.value=annotations.critic""",
@@ -280,7 +270,7 @@ gym-trace edit rename traces/all -o traces/new annotations.value=annotations.cri
 @trace_argument
 @section(
     "Facts",
-    option("--set K=V", "Set a fact, JSON or text (repeatable).", _fact, name="facts"),
+    option("--fact K=V", "Set a fact, JSON or text (repeatable).", FactArg(), name="facts"),
     option("--names C=N,N", "Name a column's numbers or actions (repeatable).", _column_names),
     option("--unset K", "Remove a fact (repeatable)."),
 )
@@ -298,9 +288,9 @@ def annotate(
     reference_scores, names. Any other name is allowed. --names adds to names.
 
     \b
-    gym-trace edit annotate traces/all --set author='Ada Lovelace' --set license=MIT
-    gym-trace edit annotate traces/all --set 'tags=["expert", "v2"]'
-    gym-trace edit annotate traces/all --set 'reference_scores={"random": 22.0}'
+    gym-trace edit annotate traces/all --fact author='Ada Lovelace' --fact license=MIT
+    gym-trace edit annotate traces/all --fact 'tags=["expert", "v2"]'
+    gym-trace edit annotate traces/all --fact 'reference_scores={"random": 22.0}'
     gym-trace edit annotate traces/all --names observations=cart_x,cart_v,angle,spin
     """
     import gym_trace.edit
@@ -319,7 +309,7 @@ def annotate(
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         click.echo(show.printable(f"{key}: {text}"))
     if not all_facts:
-        click.echo("no facts; add some with --set")
+        click.echo("no facts; add some with --fact")
 
 
 command.add_command(repair)

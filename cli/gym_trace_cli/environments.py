@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.storage import is_url
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.help import bundle, option, section
 from gym_trace_cli.options import (
@@ -66,7 +67,6 @@ class NamedEnvironment:
         self,
         num_envs: int | None = None,
         vectorization: str | None = None,
-        autoreset: str | None = None,
         render_mode: str | None = None,
     ) -> Any:
         """Make the environment, or a vector environment of num_envs. Raises EnvironmentUnavailable."""
@@ -75,18 +75,15 @@ class NamedEnvironment:
         from gym_trace.recording import call_factory
 
         import_modules(self.imports)
-        vector_kwargs = {}
         if num_envs is not None and not hasattr(gymnasium.vector, "AutoresetMode"):
             raise InvalidOption("--num-envs needs gymnasium 1.1 or newer: pip install -U gymnasium")
-        if autoreset is not None:
-            vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
         if self.factory is not None:
             if num_envs is None:
                 return self._made_by_factory(render_mode)
             kinds = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
             if vectorization not in (None, *kinds):
                 raise InvalidOption("--make: builds single environments; pass --vectorization-mode sync or async")
-            return kinds[vectorization or "sync"]([self._made_by_factory] * num_envs, **vector_kwargs)
+            return kinds[vectorization or "sync"]([self._made_by_factory] * num_envs)
         if self.wrappers and vectorization == "vector_entry_point":
             raise InvalidOption("--wrapper: wraps single environments; pass --vectorization-mode sync or async")
         env_id, env_args = str(self.env_id), self.env_args
@@ -102,7 +99,7 @@ class NamedEnvironment:
             if self.wrappers:
                 env_args = {**env_args, "wrappers": [named_callable(name) for name in self.wrappers]}
             mode = vectorization or "sync"
-            vector = {"num_envs": num_envs, "vectorization_mode": mode, "vector_kwargs": vector_kwargs}
+            vector = {"num_envs": num_envs, "vectorization_mode": mode}
             return call_factory(gymnasium.make_vec, {"id": env_id, **vector, **env_args})
         except gymnasium.error.UnregisteredEnv as error:
             raise EnvironmentUnavailable(f"{env_id}: {_one_line(error)}{_hint(env_id, error)}") from error
@@ -190,6 +187,11 @@ environment_options = bundle(
 )
 
 
+def is_trace(name: str) -> bool:
+    """Return True if ENV|DIR is a directory or a URL, not an id of an environment."""
+    return os.path.isdir(name) or is_url(name)
+
+
 class RecordedEnvironment(NamedTuple):
     """Options that rebuild the environment of a trace. trust: allow imports, calls and files that the trace names."""
 
@@ -232,6 +234,7 @@ recorded_environment_options = section(
         _import_option,
         option("--trust", "Allow imports, calls, files that the trace names."),
     ),
+    topic="env",
 )
 
 

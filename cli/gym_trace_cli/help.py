@@ -16,6 +16,24 @@ from gym_trace_cli import show
 
 _WIDEST_NAMES = 23  # characters; the text of longer option names begins on the next line
 _Decorator = Callable[[Any], Any]
+_FULL = "gym_trace_cli.full_help"  # in the meta of a context: --help-all
+
+
+# Names of options in other tools, and the option to use here.
+HINTS = {
+    **dict.fromkeys(("--best", "--top"), "use --sort -return --limit N"),
+    "--worst": "use --sort return --limit N",
+    "--sample": "use --sort random:SEED --limit N",
+    **{name: f"use --tolerance {name[2:]}=X" for name in ("--atol", "--rtol")},
+    **{name: f"use --fact {name[2:]}=TEXT" for name in ("--author", "--license", "--description")},
+    "--tag": 'use --fact \'tags=["a", "b"]\'',
+    **dict.fromkeys(("--argv", "--git-diff"), "use --full-provenance"),
+    **dict.fromkeys(("--engine", "--address"), "use --ray ADDRESS"),
+    **dict.fromkeys(("--save", "--site"), "use -o FILE.html or -o DIR"),
+    "--schedule": "use --episodes ::N",
+    "--render-mode": "use --env-arg render_mode=MODE",
+    **dict.fromkeys(("--nice", "--cpus"), "use the commands nice and taskset"),
+}
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
@@ -37,7 +55,8 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in newer rel
 class Headed(click.Command):
     """A command whose options are listed under the headings of section(); options with the same text share a line.
 
-    With --json, only JSON is on the standard output.
+    --help names the options of a topic in one line, and omits hidden ones; --help-all describes all. With --json, only
+    JSON is on the standard output.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -45,16 +64,35 @@ class Headed(click.Command):
             show.reserve_stdout(ctx)
         return super().invoke(ctx)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (hint := HINTS.get(error.option_name)) is None:
+                raise
+            raise click.UsageError(f"no option {error.option_name}; {hint}", ctx) from error
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        if any(getattr(param, "topic", None) or _is_rare(param) for param in self.params):
+            params.append(help_all)
+        return params
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        is_full = is_full_help(ctx)
         sections: dict[str, dict[str, list[click.Option]]] = {}
+        topics: dict[str, tuple[str, list[str]]] = {}
         for param in self.params:
-            if isinstance(param, click.Option) and not param.hidden:
-                text = f"{param.help} Required." if param.required else str(param.help)
-                lines = sections.setdefault(getattr(param, "heading", "Options"), {})
-                lines.setdefault(text, []).append(param)
+            heading = getattr(param, "heading", "Options")
+            if not isinstance(param, click.Option) or (_is_rare(param) and not is_full):
+                continue
+            if not is_full and (topic := getattr(param, "topic", None)):
+                topics.setdefault(topic, (heading, []))[1].append(param.opts[-1])
+                continue
+            text = f"{param.help} Required." if param.required else str(param.help)
+            sections.setdefault(heading, {}).setdefault(text, []).append(param)
         rows = {
-            heading: [(_names(ctx, options), text) for text, options in lines.items()]
-            for heading, lines in sections.items()
+            heading: [(_names(options), text) for text, options in lines.items()] for heading, lines in sections.items()
         }
         lengths = [len(names) for pairs in rows.values() for names, _ in pairs]
         width = max((length for length in lengths if length <= _WIDEST_NAMES), default=_WIDEST_NAMES)
@@ -63,13 +101,21 @@ class Headed(click.Command):
             formatter.write_heading(heading)
             with formatter.indentation():
                 formatter.write_dl([(names.ljust(width), text) for names, text in pairs], col_max=width)
+        for topic, (heading, names) in topics.items():
+            formatter.write(f"{heading} (gym-trace help {topic}): {', '.join(names)}\n")
+        if rare := sum(map(_is_rare, self.params)) * (not is_full):
+            formatter.write(f"--help-all lists {show.count(rare, 'more option')}.\n")
 
 
-def _names(ctx: click.Context, options: list[click.Option]) -> str:
-    record = options[0].get_help_record(ctx)
-    if len(options) > 1 or record is None:
+def _is_rare(param: click.Parameter) -> bool:
+    return isinstance(param, click.Option) and param.hidden
+
+
+def _names(options: list[click.Option]) -> str:
+    if len(options) > 1:
         return ", ".join(option.opts[-1] for option in options)
-    return record[0]
+    metavar = "" if options[0].is_flag else f" {options[0].metavar}"
+    return ", ".join(options[0].opts) + metavar
 
 
 def headed(name: str) -> Callable[[Callable[..., Any]], click.Command]:
@@ -103,15 +149,40 @@ def printing_option(spec: str, help: str, print_it: Callable[[], None]) -> _Deco
     return option(spec, help, is_eager=True, expose_value=False, callback=callback)
 
 
-def section(heading: str, *options: _Decorator) -> _Decorator:
-    """Add options to a command, listed under a heading in its help."""
+def _print_full_help(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        click.echo(full_help(ctx), color=ctx.color)
+        ctx.exit()
+
+
+def full_help(ctx: click.Context) -> str:
+    """Return the help of a command with all of its options."""
+    ctx.meta[_FULL] = True
+    return ctx.get_help()
+
+
+def is_full_help(ctx: click.Context) -> bool:
+    """Return True if --help-all is given."""
+    return bool(ctx.meta.get(_FULL))
+
+
+help_all = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_full_help, hidden=True
+)
+
+
+def section(heading: str, *options: _Decorator, topic: str | None = None) -> _Decorator:
+    """Add options to a command, listed under a heading in its help.
+
+    topic: 'gym-trace help TOPIC' explains them, and --help only names them.
+    """
 
     def decorate(command: Any) -> Any:
         for option in reversed(options):
             command = option(command)
         for param in command.__click_params__:
             if not hasattr(param, "heading"):
-                param.heading = heading
+                param.heading, param.topic = heading, topic
         return command
 
     return decorate

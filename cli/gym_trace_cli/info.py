@@ -43,7 +43,7 @@ def _report(path: str) -> Any:
     option("--follow", "Report changes every second until all writers close."),
     option("--json", "Print one JSON object; with --follow, JSON lines.", name="as_json"),
     option("--card FILE", "Write a dataset card, e.g. DIR/README.md; - prints it.", PATH),
-    option("--audit FILE", "With --card: list the claims in this output of 'audit --json'.", _report),
+    option("--audit FILE", "With --card: list the claims in this output of 'audit --json'.", _report, hidden=True),
 )
 def command(directory: str, follow: bool, as_json: bool, card: str | None, audit: dict[str, Any] | None) -> None:
     """Describe a trace: environment, spaces, seeds, writers, files, health.

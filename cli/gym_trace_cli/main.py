@@ -28,17 +28,16 @@ from gym_trace.printable import error_text
 from gym_trace.recording import why_pure
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
-from gym_trace_cli.help import Group, option, printing_option
+from gym_trace_cli.help import Group, help_all, is_full_help, option, printing_option
 from gym_trace_cli.options import PATH, byte_count
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
 # Module, function and help line of each command, by section of --help. A module is imported when its command is called.
+MORE = "More"
 SECTIONS = {
     "Record": {
         "record": ("record", "command", "Record episodes of a Gymnasium environment."),
         "play": ("play", "command", "Play an environment by hand and record it."),
-        "branch": ("branch", "command", "Record new episodes that branch off at a recorded step."),
-        "remake": ("remake", "command", "Record the same episodes in a changed environment."),
         "train": ("train", "command", "Train a policy with PPO and record every step it learns from."),
     },
     "Look": {
@@ -49,25 +48,30 @@ SECTIONS = {
         "cat": ("cat", "command", "Print steps as a table, JSON lines, CSV or npz."),
         "sql": ("sql", "command", "Query steps and episodes with SQL (DuckDB)."),
         "view": ("view", "command", "See traces in a browser: episodes, images, plots, steps."),
-        "replay": ("replay", "command", "Play episodes in the terminal or a window, or pass them to a function."),
+        "replay": ("replay", "command", "Play episodes in the terminal or a window."),
         "render": ("render", "command", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
     },
     "Check": {
         "verify": ("verify", "command", "Replay episodes in their environment and compare, bit for bit."),
-        "audit": ("audit", "command", "Find out which promises an environment keeps: seeding, reset, lanes and more."),
-        "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
         "diff": ("verify", "diff", "Compare two traces, episode by episode, bit for bit."),
+        "audit": ("audit", "command", "Find out which promises an environment keeps: seeds, reset ..."),
         "lint": ("lint", "command", "Find wrong data: NaN, frozen sensors, duplicates and more."),
         "check": ("check", "check", "Verify every checksum and locate damage."),
-        "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
-        "doctor": ("doctor", "command", "Check whether recording works here, for bug reports."),
     },
-    "Change and exchange": {
-        "edit": ("edit", "command", "Merge, split, filter, repair, compact or annotate traces."),
+    "Change and share": {
+        "edit": ("edit", "command", "Filter, merge, split, repair, compact or annotate traces."),
         "export": ("exchange", "export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
         "import": ("exchange", "import_", "Convert recordings of other packages to a trace."),
         "push": ("transfer", "push", "Copy a trace to an object store or a dataset hub."),
         "pull": ("transfer", "pull", "Copy a trace from a URL to a directory."),
+    },
+    MORE: {
+        "branch": ("branch", "command", "Record new episodes that branch off at a recorded step."),
+        "remake": ("remake", "command", "Record the same episodes in a changed environment."),
+        "shell": ("shell", "command", "Open a Python prompt with the environment at a recorded step."),
+        "proof": ("proof", "command", "Prove what any PyTorch trainer learned."),
+        "doctor": ("doctor", "command", "Check whether recording works here, for bug reports."),
+        "help": ("topics", "command", "Show the help of a command, or of options that many share."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
@@ -99,6 +103,7 @@ HINTS = {
     "cmp": "'diff' compares traces bit for bit, 'compare' returns of runs",
     **dict.fromkeys(("check-env", "check_env"), "'audit' plays an environment in several arrangements"),
     "sync": "'push' and 'pull' copy the files that are missing",
+    **dict.fromkeys(("best", "select"), "'help select' explains how to select episodes"),
     "cache": "delete the directory of --cache to clear it",
     "card": "'info --card' writes a dataset card",
     **dict.fromkeys(("query", "duckdb"), "'sql' queries steps and episodes"),
@@ -106,6 +111,11 @@ HINTS = {
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
 
+_EXAMPLES = (
+    "gym-trace record CartPole-v1 -o traces/cartpole --episodes 100 --seed 0",
+    "gym-trace view traces/cartpole",
+    "gym-trace verify traces/cartpole",
+)
 _CODES = {CorruptTrace: DAMAGED, ReplayDiverged: DIFFERS, InvalidOption: USAGE}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -125,15 +135,29 @@ class Commands(Group):
         command: click.Command = getattr(importlib.import_module(f"gym_trace_cli.{module}"), function)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), help_all]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write 39 lines of 80 columns; with --help-all also the options, the rest of the commands and exit codes."""
+        is_full = is_full_help(ctx)
+        formatter.write(f"Usage: gym-trace COMMAND ...\n\n{ctx.command.help}\n\nStart here:\n")
+        formatter.write("".join(f"  {example}\n" for example in _EXAMPLES))
+        formatter.write("\n")
         width = max(map(len, COMMANDS))
         for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), line) for name, (*_, line) in commands.items()])
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Exit codes"):
-            formatter.write_dl(list(TABLE.items()))
+            if title == MORE and not is_full:
+                continue
+            formatter.write(f"{title}:\n")
+            formatter.write("".join(f"  {name:{width}}  {line}\n" for name, (*_, line) in commands.items()))
+        formatter.write("\n")
+        if is_full:
+            self.format_options(ctx, formatter)
+            with formatter.section("Exit codes"):
+                formatter.write_dl(list(TABLE.items()))
+            return
+        formatter.write(f"{MORE}: {', '.join(SECTIONS[MORE])} (see --help-all)\n")
+        formatter.write("'gym-trace COMMAND --help' explains a command. DIR may be a URL: s3://, hf://\n")
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         if "_GYM_TRACE_COMPLETE" in os.environ:
@@ -230,10 +254,7 @@ def _show_version() -> None:
 @option("--cache DIR", "Cache data of URLs in DIR. Default: in memory.", PATH)
 @option("--cache-limit SIZE", "Size limit of that cache. Default: 10 GiB.", byte_count)
 def cli(debug: bool, cache: str | None, cache_limit: int | None) -> None:
-    """Record Gymnasium environments to traces, bit for bit, and play them back.
-
-    Commands that read a trace accept a URL as DIR: s3://, gs://, az://, hf://, https://.
-    """
+    """Record Gymnasium environments to traces, bit for bit, and play them back."""
     if cache is not None:
         os.environ["GYM_TRACE_URL_CACHE"] = os.path.abspath(os.path.expanduser(cache))  # also for workers
     if cache_limit is not None:

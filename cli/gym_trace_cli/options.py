@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 import secrets
@@ -22,7 +23,7 @@ PATH = click.Path()
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?b)?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-SECONDS, _TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
+SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 def episode_slice(value: str) -> slice | list[int]:
@@ -39,15 +40,16 @@ def episode_slice(value: str) -> slice | list[int]:
     return chosen
 
 
-def _column_tolerance(value: str) -> tuple[str, float]:
-    """Parse --tolerance: "rewards=1e-6", as a pair."""
-    column, _, number = value.rpartition("=")
-    if not column:
-        raise click.BadParameter(f"{value!r}: write COLUMN=X, such as rewards=1e-6")
+def _tolerance(value: str) -> tuple[str, float]:
+    """Parse --tolerance: "rtol=1e-6", "atol=1e-8" or "rewards=1e-6", as a pair."""
+    name, _, number = value.rpartition("=")
     try:
-        return column, float(number)
+        tolerance = float(number)
     except ValueError:
-        raise click.BadParameter(f"{value!r}: {number!r} is not a number") from None
+        tolerance = math.nan
+    if not (name and tolerance >= 0):
+        raise click.BadParameter(f"{value!r}: write atol=X, rtol=X or COLUMN=X, such as rewards=1e-6")
+    return name, tolerance
 
 
 def byte_count(value: str) -> int:
@@ -76,6 +78,21 @@ class EnvArg(Parsed):
             return key, text
         except RecursionError:
             raise click.BadParameter(f"{key}: nested too deep") from None
+
+
+class FactArg(EnvArg):
+    """KEY=VALUE; VALUE is JSON if that is valid for KEY, text otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__("author='Ada Lovelace'")
+
+    def pair(self, value: str) -> tuple[str, Any]:
+        from gym_trace.edit import fact_from_text
+
+        key, equals, text = value.partition("=")
+        if not (key and equals):
+            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE, such as {self._example}")
+        return fact_from_text(key, text)
 
 
 def named_callable(value: str) -> Any:
@@ -177,10 +194,10 @@ def _hiding(module_name: str) -> str:
     return f"; {local} in the current directory is hidden by {path or 'a module of Python'}: rename it"
 
 
-def _comparison(
-    atol: float, rtol: float, ignore: tuple[str, ...], tolerance: tuple[tuple[str, float], ...]
-) -> dict[str, Any]:
-    return {"atol": atol, "rtol": rtol, "ignore": ignore, "tolerances": dict(tolerance)}
+def _comparison(ignore: tuple[str, ...], tolerance: tuple[tuple[str, float], ...]) -> dict[str, Any]:
+    tolerances = dict(tolerance)
+    everywhere = {name: tolerances.pop(name, 0.0) for name in ("atol", "rtol")}
+    return {**everywhere, "ignore": ignore, "tolerances": tolerances}
 
 
 comparison_options = section(
@@ -188,17 +205,16 @@ comparison_options = section(
     bundle(
         "comparison",
         _comparison,
-        option("--atol X", "Absolute tolerance. Default: 0.", _TOLERANCE, default=0.0),
-        option("--rtol X", "Relative tolerance. Default: 0.", _TOLERANCE, default=0.0),
-        option("--tolerance COLUMN=X", "Absolute tolerance of a column or leaf (repeatable).", _column_tolerance),
+        option("--tolerance NAME=X", "atol=X, rtol=X, or COLUMN=X for one column (repeatable).", _tolerance),
         option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable)."),
     ),
+    topic="tolerance",
 )
 
 
 def comparison_words(comparison: dict[str, Any]) -> list[str]:
     """Return the options of a comparison as words of a command line."""
-    pairs = [(f"--{name}", str(comparison[name])) for name in ("atol", "rtol") if comparison[name]]
-    pairs += [("--tolerance", f"{column}={number}") for column, number in comparison["tolerances"].items()]
+    tolerances = {name: comparison[name] for name in ("atol", "rtol") if comparison[name]} | comparison["tolerances"]
+    pairs = [("--tolerance", f"{name}={number}") for name, number in tolerances.items()]
     pairs += [("--ignore", column) for column in comparison["ignore"]]
     return [word for pair in pairs for word in pair]

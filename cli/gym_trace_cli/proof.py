@@ -33,7 +33,7 @@ def command() -> None:
     "Proof",
     option("--make M:F", "MODULE:FUNCTION that returns the pair (parts, learn).", named_callable, required=True),
     option("--anchor FILE", "Compare the head of the log with the anchor in FILE (git-note: in git)."),
-    option("--device NAME", "Device for tensors that were on a GPU (default: the same)."),
+    option("--device NAME", "Device for tensors that were on a GPU (default: the same).", hidden=True),
     option("--no-replay", "Do not replay the episodes."),
     option("--trust", "Allow imports and calls that only the trace names."),
 )

@@ -20,13 +20,14 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, environment_options, import_modules
 from gym_trace_cli.exit_codes import ERROR, FINE
-from gym_trace_cli.help import bundle, headed, opt, option, options_of, section, shared
+from gym_trace_cli.help import headed, opt, option, options_of, section, shared
 from gym_trace_cli.options import (
     NOT_NEGATIVE,
     PATH,
     POSITIVE,
     SECONDS,
     EnvArg,
+    FactArg,
     callable_name,
     look_in_current_directory,
     named_callable,
@@ -44,24 +45,10 @@ if TYPE_CHECKING:
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
-_FACTS = "For search and the dataset card (tag: repeatable)."
-_LANES = "Lanes to step; lanes to record. Default: all."
-_ENGINE = "Where workers run: local or ray; address of Ray."
-_PRIVATE = "Store the full command line; uncommitted changes."
 
 
-def _facts(**values: Any) -> dict[str, Any]:
-    return {key: list(value) if key == "tags" else value for key, value in values.items() if value}
-
-
-fact_options = bundle(
-    "facts",
-    _facts,
-    option("--author TEXT", _FACTS),
-    option("--license ID", _FACTS),
-    option("--description TEXT", _FACTS),
-    option("--tag WORD", _FACTS, name="tags", multiple=True),
-)
+fact_option = option("--fact K=V", "Fact, e.g. license=MIT (repeatable).", FactArg(), name="facts")
+provenance_option = option("--full-provenance", "Also store command line and uncommitted changes.", hidden=True)
 metadata_option = option("--metadata K=V", "Extra metadata, JSON or text (repeatable).", EnvArg())
 
 
@@ -121,7 +108,7 @@ class RecordOptions:
     states: int | None = opt("--states K", "Keep states every K steps, for env_at.", POSITIVE)
     video: str | None = opt("--video S", "Film episodes: cubic, every:N or MODULE:FUNCTION.", _schedule_name)
     tensorboard: str | None = opt("--tensorboard DIR", "Write TensorBoard scalars.", PATH)
-    level: int = opt("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1)
+    level: int = opt("--level N", "zstd level, -7 to 22. Default: 1.", click.IntRange(-7, 22), default=1, hidden=True)
     quiet: bool = shared(quiet_option)
     as_json: bool = opt("--json", "Print the summary as one JSON object.")
     new_config: str | None = shared(write_config_option)
@@ -134,36 +121,27 @@ class RecordOptions:
     named: NamedEnvironment = shared(environment_options, under="Environment and policy")
     policy: str = shared(policy_option)
     seed: int | None = opt("--seed N", "Seed: episode k is the same in every run.", NOT_NEGATIVE)
-    num_envs: int | None = opt("--num-envs N", _LANES, POSITIVE, under="Lanes and processes")
-    lanes: int | None = opt("--lanes N", _LANES, POSITIVE)
+    num_envs: int | None = opt("--num-envs N", "Lanes of a vector environment.", POSITIVE, under="Lanes and processes")
     vectorization: str | None = opt(
         "--vectorization-mode M",
         "sync, async, vector_entry_point. Default: sync.",
         ["sync", "async", "vector_entry_point"],
-    )
-    autoreset: str | None = opt(
-        "--autoreset MODE",
-        "next-step, same-step, disabled. Default: next-step.",
-        ["next-step", "same-step", "disabled"],
+        hidden=True,
     )
     workers: int | None = opt("-j, --workers N", "Record with N processes.", POSITIVE)
-    engine: str | None = opt("--engine E", _ENGINE, ["local", "ray"])
-    address: str | None = opt("--address A", _ENGINE)
-    shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", _shard)
+    ray: str | None = opt("--ray ADDRESS", "Run the workers on Ray: auto, local or an address.", hidden=True)
+    shard: tuple[int, int] | None = opt("--shard I/N", "Record only episodes k with k mod N = I.", _shard, hidden=True)
     resume: bool = opt("--resume", "Resume an interrupted run of -j.")
     stall_timeout: float | None = opt(
-        "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS
+        "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS, hidden=True
     )
-    max_restarts: int | None = opt("--max-restarts N", "Limit of all restarts together. Default: 100.", NOT_NEGATIVE)
-    niceness: int | None = opt("--nice N", "Niceness of workers, 0 to 19.", click.IntRange(0, 19))
-    facts: dict[str, Any] = shared(fact_options, under="Metadata")
+    facts: Sequence[tuple[str, Any]] = shared(fact_option, under="Metadata")
     metadata: Sequence[tuple[str, Any]] = shared(metadata_option)
-    argv: bool = opt("--argv", _PRIVATE)
-    git_diff: bool = opt("--git-diff", _PRIVATE)
+    full_provenance: bool = shared(provenance_option)
 
     def of_workers(self) -> dict[str, Any]:
         """Return the options that need workers, as arguments of collect()."""
-        names = ("shard", "resume", "stall_timeout", "max_restarts", "niceness")
+        names = ("shard", "resume", "stall_timeout")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -203,8 +181,9 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
     plots = [Path(options.tensorboard)] if options.tensorboard else []
     report = partial(_report, {name: limit for name, limit in limits.items() if limit is not None})
     watch = Watch(report, quiet=options.quiet, tensorboard=plots)
-    names = ("on_exist", "split", "record_infos", "level", "facts", "argv", "git_diff")
-    recording = {name: getattr(options, name) for name in names}
+    names = ("on_exist", "split", "record_infos", "level")
+    recording = {name: getattr(options, name) for name in names} | {"facts": dict(options.facts)}
+    recording |= {"argv": options.full_provenance, "git_diff": options.full_provenance}
     recording |= {"metadata": metadata} if metadata else {}
     recording |= {} if options.states is None else {"states": options.states}
     recording |= {"seed": seed, "command": _COMMAND, **limits}
@@ -212,17 +191,17 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
     if workers is not None:
         recording |= {"workers": workers, "num_envs": options.num_envs, "describe": named.described()}
         recording |= {**options.of_workers(), "on_progress": watch}
-        with watch, errors_name_options(directory), _engine(options.engine, options.address) as backend:
+        with watch, errors_name_options(directory), _backend(options.ray) as backend:
             done = gym_trace.collect(named, policy, directory, backend=backend, **recording)
             watch.finish(done)
     else:
-        recording |= {"make_env": named} if options.lanes is None else {"make_env": named, "lanes": options.lanes}
+        recording |= {"make_env": named}
         if options.video is not None:
             is_named = _is_named_schedule(options.video)
             recording["video"] = options.video if is_named else named_callable(options.video)
         import_modules(named.imports)
         with spared_children() if options.vectorization == "async" else nullcontext():
-            env = named(options.num_envs, options.vectorization, options.autoreset)
+            env = named(options.num_envs, options.vectorization)
         done = _record_here(env, policy, directory, watch, recording)
     return _summarize(done, watch.stop, directory, named.replaying(), options.quiet, options.as_json)
 
@@ -230,32 +209,27 @@ def command(ctx: click.Context, /, options: RecordOptions) -> int:
 def _workers(options: RecordOptions) -> int | None:
     """Return the number of workers, or None to record in this process. Raises UsageError."""
     workers, shard = options.workers, options.shard
-    if options.engine == "ray" and workers is None:
-        raise click.UsageError("--engine ray needs -j, the number of its actors")
-    if options.address is not None and options.engine != "ray":
-        raise click.UsageError("--address needs --engine ray")
+    if options.ray is not None and workers is None:
+        raise click.UsageError("--ray needs -j, the number of its actors")
     if shard is not None:
         workers = workers or 1
         if options.seed is None:
             raise click.UsageError("--shard needs --seed, the same for all shards")
     if workers is None and (given := options.of_workers()):
-        raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")
+        raise click.UsageError(f"--{next(iter(given)).replace('_', '-')} needs -j")
     if workers is None and options.num_envs is not None and options.policy.startswith(("onnx:", "run:")):
         workers = 1  # these policies act in single environments; a worker has one policy per lane
-    if workers is not None and (options.vectorization or options.autoreset):
-        raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
-                               "--autoreset")  # fmt: skip
-    if options.lanes is not None and (workers is not None or options.num_envs is None):
-        raise click.UsageError("--lanes needs --num-envs, and a policy for all of its lanes; omit -j")
-    if options.num_envs is None and (options.vectorization or options.autoreset):
-        raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
+    if workers is not None and options.vectorization:
+        raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode")
+    if options.num_envs is None and options.vectorization:
+        raise click.UsageError("--vectorization-mode needs --num-envs")
     return workers
 
 
 @contextmanager
-def _engine(name: str | None, address: str | None) -> Iterator[Any]:
-    """Yield the backend of the workers; None for local processes."""
-    if name != "ray":
+def _backend(address: str | None) -> Iterator[Any]:
+    """Yield the backend of the workers: Ray at this address; None for local processes."""
+    if address is None:
         yield None
         return
     from gym_trace.recording import RayActors

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import gym_trace
-from gym_trace.errors import RenderingError, TraceError
+from gym_trace.errors import RenderingError
 from gym_trace_cli import show
 from gym_trace_cli.environments import RecordedEnvironment, recorded_environment_options, without_display
 from gym_trace_cli.help import headed, option, section
@@ -26,12 +26,10 @@ from gym_trace_cli.selection import Selection, selection_options
         "--format FORMAT", "mp4, gif, png, cast. Default: by OUT, else mp4.", ["mp4", "gif", "png", "cast"], name="form"
     ),
     option("--json", "Print JSON lines, one per file.", name="as_json"),
-    option("--quiet", "Hide progress."),
 )
 @selection_options
 @section(
     "Video",
-    option("--schedule S", "Filter episodes: cubic or every:N."),
     source_option(default="auto"),
     option("--overlay", "Write step, action, reward and return below."),
     option("--fps N", "Frames per second. Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
@@ -42,13 +40,11 @@ def command(
     directory: str,
     output: str,
     selection: Selection,
-    schedule: str | None,
     form: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
     source: str,
     as_json: bool,
-    quiet: bool,
     **options: Any,
 ) -> None:
     """Make videos of episodes.
@@ -57,20 +53,18 @@ def command(
     name has {}, a directory of frames (.png), or else a directory of files.
 
     \b
-    gym-trace render traces/cartpole --best 1 -o best.mp4
-    gym-trace render traces/cartpole --schedule cubic -o 'videos/{}.gif'
+    gym-trace render traces/cartpole --sort -return --limit 1 -o best.mp4
+    gym-trace render traces/cartpole --episodes ::10 -o 'videos/{}.gif'
     """
-    if schedule is not None and (selection.best or selection.worst):
-        raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source != "observations":
         without_display()
     making: dict[str, Any] = {**recorded.arguments(), **comparison}
     making |= {"source": source} if source == "observations" else {"start": source}
     trace = gym_trace.open_trace(directory)
-    chosen = _scheduled(selection.view_or_error(trace), schedule)
+    chosen = selection.view_or_error(trace).indices.tolist()
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, videos, begin = 0, 0, time.monotonic()
-    with ProgressLine(quiet=quiet) as line:
+    with ProgressLine() as line:
 
         def count_frame() -> None:
             nonlocal frames
@@ -87,14 +81,3 @@ def command(
                 click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
     if not videos:
         raise RenderingError("nothing rendered; recorded images need --from observations")
-
-
-def _scheduled(view: gym_trace.Trace, schedule: str | None) -> list[int]:
-    """Return the positions, in the whole trace, that the schedule selects."""
-    from gym_trace.recording import schedule_of
-
-    positions: list[int] = view.indices.tolist()
-    chosen = positions if schedule is None else list(filter(schedule_of(schedule), positions))
-    if not chosen:
-        raise TraceError(f"none of {show.count(len(view), 'episode')} matches")
-    return chosen

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @section(
     "Playback",
     option("--speed X", "Speed factor. Default: 1.", click.FloatRange(0.001, 1000)),
-    option("--step", "Wait for a key at each step.", name="stepwise"),
+    option("--paused", "Begin paused; Enter shows the next step."),
     source_option(),
     option("--human", "Play in a window."),
     option("--callback M:F", "Call F(observations, actions, rewards) per episode.", named_callable),
@@ -48,7 +48,7 @@ def command(
     as_json: bool,
     human: bool,
     speed: float | None,
-    stepwise: bool,
+    paused: bool,
     source: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
@@ -68,9 +68,9 @@ def command(
     if callback is not None and human:
         raise click.UsageError("--callback and --human exclude each other")
     in_terminal = not (callback or human or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
-    for name, given in {"--step": stepwise, "--from": source is not None, "--speed": speed is not None}.items():
-        if given and not (in_terminal or (human and name != "--step")):
-            raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name != "--step" else ""))
+    for name, given in {"--paused": paused, "--from": source is not None, "--speed": speed is not None}.items():
+        if given and not (in_terminal or (human and name != "--paused")):
+            raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name != "--paused" else ""))
     if human and source == "observations":
         raise click.UsageError("--from observations: needs a terminal")
     for param in ctx.command.params if not (in_terminal or human) else ():
@@ -91,7 +91,7 @@ def command(
         settings = Making(**recorded.arguments(), **comparison)
         if source not in (None, "observations"):
             settings = settings._replace(start=source)
-        return _play(trace, chosen, source, speed or 1.0, stepwise, settings)
+        return _play(trace, chosen, source, speed or 1.0, paused, settings)
     elif callback is not None:
         _call_back(trace, chosen, callback)
     elif as_json:
@@ -101,12 +101,12 @@ def command(
     return FINE
 
 
-def _play(trace: Trace, chosen: list[int], source: str | None, speed: float, stepwise: bool, making: Making) -> int:
+def _play(trace: Trace, chosen: list[int], source: str | None, speed: float, paused: bool, making: Making) -> int:
     from gym_trace_cli.player.player import Player
     from gym_trace_cli.player.terminal import Terminal
 
     without_display()
-    player = Player(trace, chosen, source, speed, stepwise)
+    player = Player(trace, chosen, source, speed, paused)
     with Terminal() as terminal:
         player.run(terminal, making)
     for note in player.fallbacks:

@@ -1,9 +1,8 @@
-"""Select episodes: --episodes, --where, --sort, --best and so on, the same for all commands."""
+"""Select episodes: --episodes, --where, --sort and --limit, the same for all commands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
@@ -17,16 +16,12 @@ from gym_trace_cli.options import POSITIVE, episode_slice
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected episodes. Order of the steps: episodes, where, sample, and last sort and limit, or best, or worst."""
+    """Selected episodes. Order of the steps: episodes, where, sort, limit."""
 
     episodes: slice | list[int] | None = None
     where: str | None = None
     sort: str | None = None
     limit: int | None = None
-    sample: int | None = None
-    seed: int | None = None
-    best: int | None = None
-    worst: int | None = None
 
     @property
     def is_all(self) -> bool:
@@ -44,7 +39,7 @@ class Selection:
         try:
             return view.select(**{name: value for name, value in vars(self).items() if name != "episodes"})
         except InvalidOption as error:
-            names = (name for name in ("where", "sort", "best", "worst") if getattr(self, name) is not None)
+            names = (name for name in ("where", "sort") if getattr(self, name) is not None)
             raise click.BadParameter(str(error), param_hint=" / ".join(f"'--{name}'" for name in names)) from error
 
     def view_or_error(self, trace: gym_trace.Trace) -> gym_trace.Trace:
@@ -65,10 +60,7 @@ class Selection:
         """Return the message for an empty selection."""
         if not len(trace):
             return f"{show.printable(trace.directory)}: has no episodes"
-        problem = f"none of {show.count(len(trace), 'episode')} matches"
-        if self.best is None and self.worst is None:
-            return problem
-        return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
+        return f"none of {show.count(len(trace), 'episode')} matches"
 
     def view_of_one(self, trace: gym_trace.Trace) -> gym_trace.Trace:
         """Return a view of these episodes in one of several traces.
@@ -101,29 +93,17 @@ def _order(value: str) -> str:
     return value
 
 
-def _selection(**options: Any) -> Selection:
-    if options["seed"] is not None and options["sample"] is None:
-        raise click.UsageError("--seed: needs --sample; pass both")
-    ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if options[name] is not None]
-    if len(ordered) > 1 and ordered != ["--sort", "--limit"]:
-        raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
-    return Selection(**options)
-
-
 selection_options = section(
     "Selection",
     bundle(
         "selection",
-        _selection,
+        Selection,
         option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", episode_slice),
         option("--where EXPR", "By condition: 'return > 100 and steps < 50'.", _where, shell_complete=episode_columns),
-        option("--sort COLUMN", "Sort; -return sorts descending.", _order, shell_complete=episode_columns),
+        option("--sort KEY", "Sort: -return (descending), random[:SEED].", _order, shell_complete=episode_columns),
         option("--limit N", "Keep the first N.", POSITIVE),
-        option("--best N", "Keep the N best complete episodes.", POSITIVE),
-        option("--worst N", "Keep the N worst complete episodes.", POSITIVE),
-        option("--sample N", "Keep N at random.", POSITIVE),
-        option("--seed S", "Seed of --sample.", int),
     ),
+    topic="select",
 )
 
 

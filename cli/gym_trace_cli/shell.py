@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     option("--episode N", "Index of the episode; -1 is the last. Default: 0.", click.INT, default=0),
     option("--step N", "Stand just before this step. Default: 0, after the reset.", click.INT, default=0),
     start_option,
-    option("--render-mode MODE", "Render mode of the environment. Default: as recorded, headless."),
 )
 @recorded_environment_options
 @comparison_options
@@ -38,14 +37,14 @@ def command(
     episode: int,
     step: int,
     start: str,
-    render_mode: str | None,
     recorded: RecordedEnvironment,
     comparison: dict[str, Any],
 ) -> int:
     """Open a Python prompt with the environment at a recorded step.
     Every step up to there is replayed and compared, bit for bit; --from states
     sets the environment to its recorded state.
-    The prompt has trace, episode, step and env; IPython if installed.
+    The prompt has trace, episode, step and env; IPython if installed. The environment
+    is headless, unless you pass --env-arg render_mode=human.
     Exit code 3 if the replay differs.
 
     \b
@@ -53,7 +52,9 @@ def command(
     """
     trace = gym_trace.open_trace(directory)
     episode = episode_index(trace, episode)
-    making = {**recorded.arguments(), **comparison, "start": start}
+    env_args = dict(recorded.env_args)
+    render_mode = env_args.pop("render_mode", None)
+    making = {**recorded._replace(env_args=tuple(env_args.items())).arguments(), **comparison, "start": start}
     env = gym_trace.env_at(trace, episode, step, render_mode=render_mode, **making)
     try:
         names: dict[str, Any] = {"trace": trace, "episode": trace[episode], "step": step, "env": env}

@@ -35,6 +35,7 @@ from gym_trace_cli.options import (
 )
 from gym_trace_cli.progress import ProgressLine, Report, Watch, fraction
 from gym_trace_cli.proof import print_proof
+from gym_trace_cli.record import provenance_option
 from gym_trace_cli.record_config import config_option
 from gym_trace_cli.stopping import StopSignals
 
@@ -44,25 +45,18 @@ if TYPE_CHECKING:
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
-_SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # settings that have an option
+_SETTINGS = ("workers", "num_envs", "device")  # settings that have an option
 _LIMITS = ("steps", "seconds", "until_return")
 _TRAIN_ARGUMENTS = (
-    *("trust", "begin_with", "seed", "argv", "git_diff", "stall_timeout", "max_restarts", "niceness", "cpus"),
+    *("trust", "begin_with", "seed", "stall_timeout"),
     *("checkpoint_seconds", "keep", "milestone_seconds"),
 )
 _COMMON_OPTIONS = {"as_json", "quiet", "trust", "config"}
 _RESUME_OPTIONS = {"resume", "steps", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep"}
-_RESUME_OPTIONS |= {"milestone_seconds", "anchor", "stall_timeout", "max_restarts", "niceness", "cpus"}
+_RESUME_OPTIONS |= {"milestone_seconds", "anchor", "stall_timeout"}
 _ENVIRONMENT_OPTIONS = {"factory", "env_args", "imports", "wrappers", "max_episode_steps"}
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")  # their phases
-
-
-def _processors(value: str) -> list[int]:
-    """Parse --cpus: "0,1,4", as a list of numbers."""
-    if not all(part.strip().isdecimal() for part in value.split(",")):
-        raise click.BadParameter(f"{value!r} is not a list of processors; write 0,1,2")
-    return [int(part) for part in value.split(",")]
 
 
 class _ExchangeArg(EnvArg):
@@ -94,16 +88,15 @@ class TrainOptions:
     output: str | None = opt("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH, under="Run")
     resume: str | None = opt("--resume DIR", "Resume a run, or extend it with --steps.", PATH)
     verified: str | None = opt("--verify DIR", "Prove a run; exit 3 if something differs.", PATH)
-    no_replay: bool = opt("--no-replay", "With --verify: do not replay the episodes.")
-    anchor: str | None = opt("--anchor FILE", "File or git-note: append the log's head, or compare.")
+    no_replay: bool = opt("--no-replay", "With --verify: do not replay the episodes.", hidden=True)
+    anchor: str | None = opt("--anchor FILE", "File or git-note: append the log's head, or compare.", hidden=True)
     trust: bool = opt("--trust", "Allow imports and calls that only the run names.")
-    begin_with: str | None = opt("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.")
-    seed: int | None = opt("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE)
+    begin_with: str | None = opt("--weights RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.")
+    seed: int | None = opt("--seed N", "Seed; the same weights, except with --set lag=any.", NOT_NEGATIVE)
     tensorboard: str | None = opt("--tensorboard DIR", _AS_IN_RECORD, PATH)
     quiet: bool = opt("--quiet", _AS_IN_RECORD)
     as_json: bool = opt("--json", _AS_IN_RECORD)
-    argv: bool = opt("--argv", _AS_IN_RECORD)
-    git_diff: bool = opt("--git-diff", _AS_IN_RECORD)
+    full_provenance: bool = shared(provenance_option)
     steps: int | None = opt("--steps N", "Steps, rounded up to whole updates.", POSITIVE, under="Limits")
     seconds: float | None = opt("--seconds S", "Seconds.", SECONDS)
     until_return: float | None = opt("--until-return R", "Mean return of 100 episodes.", float)
@@ -112,30 +105,28 @@ class TrainOptions:
         "-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE, under="Collecting"
     )
     num_envs: int | None = opt("--num-envs N", "Environments per worker. Default: 16.", POSITIVE)
-    rollout: int | None = opt("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE)
-    inference: str | None = opt("--inference WHO", "Sampler: actor or server. Default: actor.", ["actor", "server"])
-    no_learn: bool = opt("--no-learn", "Only collect, to measure throughput.")
-    stall_timeout: float = opt("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0)
-    max_restarts: int = opt("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100)
-    niceness: int = opt("--nice N", _AS_IN_RECORD, click.IntRange(0, 19), default=0)
-    cpus: list[int] | None = opt("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", _processors)
-    batch: int | None = opt(
-        "--batch N", "Steps per update. Default: one rollout of all lanes.", POSITIVE, under="Learning"
+    stall_timeout: float = opt(
+        "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS, default=120.0, hidden=True
     )
-    lag: str | None = opt("--lag LAG", "Policy lag in versions: 0, 1 or any. Default: 1.", ["0", "1", "any"])
-    device: str | None = opt("--device D", "cpu, cuda or cuda:N. Default: cpu.")
+    device: str | None = opt("--device D", "cpu, cuda or cuda:N. Default: cpu.", under="Learning")
     settings: Sequence[tuple[str, Any]] = opt(
-        "--set NAME=VALUE", "Any other setting, e.g. gamma=0.9 (repeatable).", EnvArg("learning_rate=3e-4")
+        "--set NAME=VALUE", "Setting, e.g. gamma=0.9, lag=0, rollout=64 (repeatable).", EnvArg("learning_rate=3e-4")
     )
     policies: int | None = opt("--policies N", "Train a population of N policies.", POSITIVE)
     exchange: Sequence[tuple[str, Any]] = opt(
-        "--pbt STEPS", "Exchange interval, or NAME=VALUE. Default: 100000.", _ExchangeArg("gap=0.5"), multiple=True
+        "--pbt STEPS",
+        "Exchange interval, or NAME=VALUE. Default: 100000.",
+        _ExchangeArg("gap=0.5"),
+        multiple=True,
+        hidden=True,
     )
     checkpoint_seconds: float = opt(
-        "--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0
+        "--checkpoint-seconds S", "Interval of checkpoints. Default: 60.", SECONDS, default=60.0, hidden=True
     )
-    keep: int = opt("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3)
-    milestone_seconds: float | None = opt("--milestones S", "Interval of checkpoints that are never deleted.", SECONDS)
+    keep: int = opt("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3, hidden=True)
+    milestone_seconds: float | None = opt(
+        "--milestones S", "Interval of checkpoints that are never deleted.", SECONDS, hidden=True
+    )
 
 
 @click.command("train", cls=TrainCommand)
@@ -169,6 +160,7 @@ def command(ctx: click.Context, /, options: TrainOptions) -> int:
     if options.no_replay:
         raise click.UsageError("--no-replay: needs --verify DIR")
     given = {name: getattr(options, name) for name in (*_LIMITS, *_TRAIN_ARGUMENTS)}
+    given |= {"argv": options.full_provenance, "git_diff": options.full_provenance}
     if options.resume is not None:
         _refuse_others(ctx, "--resume", _RESUME_OPTIONS | _COMMON_OPTIONS)
         named, about = environment_of(options.resume, options.trust)
@@ -185,7 +177,7 @@ def command(ctx: click.Context, /, options: TrainOptions) -> int:
         raise click.UsageError("--pbt: needs a population; pass --policies N")
     about = named.described() | ({"imports": list(named.imports)} if named.imports else {})
     directory = Path(options.output or f"runs/{named.file_name}")
-    return _train(named, directory, options, learn=not options.no_learn, describe=about, **given, **chosen)
+    return _train(named, directory, options, describe=about, **given, **chosen)
 
 
 def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:

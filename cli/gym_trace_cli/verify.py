@@ -59,7 +59,7 @@ _LISTED = 10  # episodes, or leaves of an episode, that are printed one by one
 @section(
     "Verification",
     option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
-    option("--through-the-crash", "Also run the action that a kill interrupted."),
+    option("--through-the-crash", "Also run the action that a kill interrupted.", hidden=True),
     option("--one-step", "Compare each step from its recorded state."),
     option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
 )

@@ -52,13 +52,12 @@ _OPENER = """<!doctype html><meta charset="utf-8"><meta name="referrer" content=
     "Renderings and branches",
     start_option,
     option("--policy P", "Policy to branch with, as of 'branch' (repeatable).", policy_name, name="policies"),
-    option("--branches DIR", "Keep branches there. Default: until it ends.", PATH),
+    option("--branches DIR", "Keep branches there. Default: until it ends.", PATH, hidden=True),
 )
 @section(
     "Output",
-    option("--save FILE", "Write one HTML file to send or attach; no server.", PATH),
-    option("--site DIR", "Write a static site, read by byte ranges.", PATH),
-    option("--max-bytes SIZE", "Limit of FILE, such as 5MB. Default: 25MB.", byte_count),
+    option("-o, --output OUT", "Write a page (.html) or a directory for a web host; no server.", PATH),
+    option("--max-bytes SIZE", "Limit of the page, such as 5MB. Default: 25MB.", byte_count, hidden=True),
 )
 @selection_options
 @recorded_environment_options
@@ -73,8 +72,7 @@ def command(
     start: str,
     policies: tuple[str, ...],
     branches: str | None,
-    save: str | None,
-    site: str | None,
+    output: str | None,
     max_bytes: int | None,
     selection: Selection,
     recorded: RecordedEnvironment,
@@ -84,37 +82,35 @@ def command(
 
     Serves a page on this machine until Ctrl-C. Keys flag episodes ('flag' is then a
     column of --where); environments render them, or branch off. NAME and the traces
-    of a DIR are as in 'compare'. Needs [view]; not --save, --site.
+    of a DIR are as in 'compare'. Needs [view], except for -o.
 
     \b
     gym-trace view traces/cartpole
     gym-trace view ppo='runs/ppo-*' dqn='runs/dqn-*' --no-browser --port 8000
-    gym-trace view traces/cartpole --best 3 --save best.html
-    gym-trace view traces/cartpole --site public
+    gym-trace view traces/cartpole --sort -return --limit 3 -o best.html
+    gym-trace view traces/cartpole -o public
     """
-    if save is None and max_bytes is not None:
-        raise click.UsageError("--max-bytes: needs --save; pass both")
-    if save is not None and site is not None:
-        raise click.UsageError("--save excludes --site")
-    written = "--save" if save is not None else None if site is None else "--site"
-    if written and (port or host != _LOOPBACK or no_browser or policies or branches):
-        raise click.UsageError(f"{written} excludes --port, --host, --no-browser, --policy and --branches")
+    is_page = output is not None and output.lower().endswith((".html", ".htm"))
+    if max_bytes is not None and not is_page:
+        raise click.UsageError("--max-bytes: needs -o FILE.html; pass both")
+    if output is not None and (port or host != _LOOPBACK or no_browser or policies or branches):
+        raise click.UsageError("-o excludes --port, --host, --no-browser, --policy and --branches")
     named = named_traces(given)
     traces = [gym_trace.open_trace(directory) for found in named.values() for directory in found]
     is_plain = set(named) == set(given) and len(traces) == len(named)  # one trace in each DIR, and no NAME
     settings = None if is_plain else [name for name, found in named.items() for _ in found]
     fragment = _fragment(traces[0], episode, step)
     traces = traces if selection.is_all else [selection.view_or_error(trace) for trace in traces]
-    if fragment and (written or not selection.is_all):
-        raise click.UsageError("--episode and --step exclude --save, --site and the selection of episodes")
-    if site is not None:
-        _save_site(traces, settings, site)
-        return FINE
-    if save is None:
+    if fragment and (output is not None or not selection.is_all):
+        raise click.UsageError("--episode and --step exclude -o and the selection of episodes")
+    if output is None:
         known = {policy: named_policy(policy) for policy in policies}
         more = {"start": start, "policies": known, "branches": branches, "settings": settings}
         return _serve(traces, host, port, no_browser, recorded, {**comparison, **more}, fragment)
-    _save(traces, save, max_bytes)
+    if is_page:
+        _save(traces, output, max_bytes)
+    else:
+        _save_site(traces, settings, output)
     return FINE
 
 

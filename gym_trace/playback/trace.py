@@ -261,14 +261,10 @@ class Trace(KnowsOtherNames):
         *,
         sort: str | None = None,
         limit: int | None = None,
-        sample: int | None = None,
-        seed: int | None = None,
-        best: int | None = None,
-        worst: int | None = None,
     ) -> Trace:
         """Return a view of selected episodes: ``trace.select("return > 100", sort="-return", limit=3)``.
 
-        Applies where, then sample, then sort, then limit. Conditions are never run as Python. A million episodes take a
+        Applies where, then sort, then limit. Conditions are never run as Python. A million episodes take a
         fraction of a second.
 
         Args:
@@ -296,36 +292,22 @@ class Trace(KnowsOtherNames):
                 sums and products are exact up to 64 bits; everything else is float64.
             sort: one column or several, ``"split, -return"``; - means descending. Unknown values come last; equal
                 episodes keep their order. None: the order of this trace. When sorted by return, complete episodes
-                (terminated or truncated, with steps) come first, unless where names outcome.
+                (terminated or truncated, with steps) come first, unless where names outcome. ``"random"`` shuffles,
+                ``"random:SEED"`` in the same order each time.
             limit: number of episodes to keep, from the first.
-            sample: number of episodes to sample, each once, in their order here; all if there are fewer.
-            seed: seed of the sample, to repeat it.
-            best: number of episodes with the highest returns, highest first; replaces sort and limit. Only complete
-                episodes, unless where names outcome.
-            worst: number of episodes with the lowest returns, lowest first; otherwise like best.
 
         Raises:
             InvalidOption: an argument is invalid; the message points to the position.
             CorruptTrace: options or rewards were needed and are damaged.
 
         Examples:
-            >>> best = gym_trace.open_trace("traces/cartpole").select("steps > 10", best=3)
+            >>> best = gym_trace.open_trace("traces/cartpole").select("steps > 10", sort="-return", limit=3)
             >>> best.indices.tolist(), best.episodes["return"].tolist()
             ([8, 17, 3], [58.0, 39.0, 33.0])
         """
         content = self._content
         columns = self._columns(content)
-        chosen = chosen_rows(
-            columns,
-            where,
-            sort=sort,
-            limit=limit,
-            sample=sample,
-            seed=seed,
-            best=best,
-            worst=worst,
-            complete=columns.complete,
-        )
+        chosen = chosen_rows(columns, where, sort=sort, limit=limit, complete=columns.complete)
         return self._with(content.view(chosen))
 
     def _columns(self, content: EpisodeIndex) -> EpisodeColumns:

@@ -314,7 +314,7 @@ def restart_advice(run: Run) -> str:
     saved = run.saved()
     if not saved:
         return "train again in another directory"
-    return f"begin another run with the newest checkpoint: 'gym-trace train ... --from {run.path}@{saved[-1]}'"
+    return f"begin another run with the newest checkpoint: 'gym-trace train ... --weights {run.path}@{saved[-1]}'"
 
 
 def _is_limit(steps: Any) -> bool:

@@ -73,10 +73,37 @@ def test_every_command_explains_itself(name: str) -> None:
     assert f"gym-trace {name}" in ok(name, "-h").output
 
 
+def test_the_first_help_fits_a_screen_of_80_columns() -> None:
+    lines = ok("--help").output.splitlines()
+    assert len(lines) <= 39
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_shows_a_command_or_the_options_that_many_share() -> None:
+    assert ok("help", "edit", "filter").output == ok("edit", "filter", "--help").output
+    assert "--where" in ok("ls", "--help").output
+    for text in ("--where EXPR", "--sort -return --limit 3"):
+        assert text in ok("help", "select").output
+        assert text not in ok("ls", "--help").output
+    assert "did you mean 'record'?" in run("help", "recrod").stderr
+    assert run("help", "ls", "more").exit_code == 2
+
+
+def test_rare_options_are_in_the_full_help_alone() -> None:
+    assert "--level" not in ok("record", "--help").output
+    assert "--level N" in ok("record", "--help-all").output
+    assert "--where EXPR" in ok("ls", "--help-all").output
+
+
+def test_an_option_of_another_name_gets_a_hint() -> None:
+    refused = run("ls", "t", "--best", "3")
+    assert (refused.exit_code, "use --sort -return --limit N" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_fits_two_screens_of_80_columns(name: str) -> None:
+def test_the_help_of_a_command_fits_a_screen_of_80_columns(name: str) -> None:
     lines = ok(name, "--help").output.splitlines()
-    assert len(lines) <= 48
+    assert len(lines) <= 39
     assert all(line.startswith("  gym-trace ") for line in lines if len(line) > 80)  # commands of the example
 
 
@@ -268,7 +295,7 @@ def test_every_command_in_a_hint_exists() -> None:
         ["render", "t", "-o", "x.avi"], ["export", "t", "--to", "nothing", "-o", "x"],
         ["cat", "t", "--columns", "nothing"], ["verify", "t", "--ignore", "nothing"],
         ["edit", "drop", "t", "--columns", "nothing", "-o", "x"],
-        ["ls", "t", "--episodes", "7"], ["render", "t", "-o", "x", "--schedule", "weekly"], ["record"], ["xyzzy"],
+        ["ls", "t", "--episodes", "7"], ["render", "t", "-o", "x", "--sort", "weekly"], ["record"], ["xyzzy"],
     ],
 )  # fmt: skip
 def test_wrong_usage_exits_with_2_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:

@@ -48,7 +48,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
 
 
 def test_failing_workers_are_said_and_exit_with_1(tmp_path: Path) -> None:
-    failed = run("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--env-arg", "x=1", "--max-restarts", 1)
+    failed = run("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--env-arg", "x=1")
     assert failed.exit_code == 1
     assert "worker 0 abandoned" in failed.output
     assert "unexpected keyword argument 'x'" in failed.output
@@ -58,8 +58,8 @@ def test_failing_workers_are_said_and_exit_with_1(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--resume"], "--resume needs -j"),
-        (["--nice", 5], "--nice needs -j"),
-        (["-j", 2, "--num-envs", 2, "--autoreset", "disabled"], "exclude --vectorization-mode and --autoreset"),
+        (["--stall-timeout", 5], "--stall-timeout needs -j"),
+        (["-j", 2, "--num-envs", 2, "--vectorization-mode", "sync"], "exclude --vectorization-mode"),
         (["-j", 0], "-j"),
     ],
 )

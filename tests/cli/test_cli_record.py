@@ -238,8 +238,7 @@ def test_ctrl_c_in_all_processes_of_a_vector_environment_ends_cleanly(here: Path
 
 @needs_vectors
 @pytest.mark.parametrize(
-    "words", [(), ("--autoreset", "same-step"), ("--autoreset", "disabled"), ("--vectorization-mode", "async"),
-              ("--vectorization-mode", "vector_entry_point"), ("--lanes", "2")]
+    "words", [(), ("--vectorization-mode", "async"), ("--vectorization-mode", "vector_entry_point")]
 )  # fmt: skip
 def test_vector_runs_count_the_steps_and_episodes_that_they_record(here: Path, words: tuple[str, ...]) -> None:
     output = ok("record", "CartPole-v1", "-o", "t", "--num-envs", 3, "--steps", 200, "--seed", 5, *words).output
@@ -251,17 +250,13 @@ def test_vector_runs_count_the_steps_and_episodes_that_they_record(here: Path, w
     assert int(told[2] or 1) == (trace.episodes["outcome"] == "closed").sum()
     if "vector_entry_point" not in words:
         seeds = {episode.lane: episode.seed for episode in trace if episode.seed is not None}
-        assert seeds == {lane: episode_seed(5, lane) for lane in range(2 if "--lanes" in words else 3)}
+        assert seeds == {lane: episode_seed(5, lane) for lane in range(3)}
 
 
 def test_options_of_vector_runs_need_a_number_of_environments(here: Path) -> None:
-    result = run("record", "CartPole-v1", "--autoreset", "disabled")
+    result = run("record", "CartPole-v1", "--vectorization-mode", "async")
     assert result.exit_code == 2
-    assert "need --num-envs" in result.output
-    for words in (["--lanes", 2], ["--lanes", 2, "--num-envs", 3, "-j", 1]):
-        result = run("record", "CartPole-v1", *words)
-        assert result.exit_code == 2
-        assert "--lanes needs --num-envs" in result.output
+    assert "needs --num-envs" in result.output
 
 
 def test_record_and_stats_tell_the_mean_of_the_same_episodes(here: Path) -> None:

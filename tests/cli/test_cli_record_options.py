@@ -103,13 +103,14 @@ def test_an_invalid_wrapper_is_an_error_in_one_line_and_leaves_no_trace(here: Pa
 
 @pytest.mark.parametrize("more", WAYS)
 def test_metadata_is_beside_the_seed_and_facts_are_the_traces(more: list[object]) -> None:
-    told = ["--author", "Ada", "--license", "mit", "--description", "two\nlines", "--tag", "a", "--tag", "b"]
+    told = ["author=Ada", "license=mit", "description=two\nlines", 'tags=["a", "b"]']
+    told = [word for fact in told for word in ("--fact", fact)]
     given = ["--metadata", "note=x", "--metadata", "rate=0.5", "--seed", 3]
     ok("record", "CartPole-v1", "--episodes", 1, *told, *given, *more, "-o", "t")
     trace = open_trace("t")
     assert {"note": "x", "rate": 0.5, "seed": 3}.items() <= trace.metadata.items()
     assert trace.facts == {"author": "Ada", "license": "mit", "description": "two\nlines", "tags": ["a", "b"]}
-    ok("record", "CartPole-v1", "--episodes", 1, "--author", "Bob", *more, "-o", "t", "--on-exist", "append")
+    ok("record", "CartPole-v1", "--episodes", 1, "--fact", "author=Bob", *more, "-o", "t", "--on-exist", "append")
     assert trace.facts["author"] == "Bob"
     assert trace.facts["license"] == "mit"
 
@@ -162,7 +163,7 @@ episodes = 2
 policy = "clicks:ones"
 env-arg = {length = 4}
 metadata = {note = "x"}
-tag = ["one", "two"]
+fact = {tags = ["one", "two"]}
 infos = true
 seconds = 60
 """
@@ -176,8 +177,8 @@ def test_options_of_a_file_count_less_than_those_of_the_command_line(here: Path)
     assert trace[0].actions.tolist() == [1] * 4
     assert trace[0].infos[0] == {"steps": 1}
     assert trace.facts == {"tags": ["one", "two"]}
-    ok("record", "--make", "around:clock", "--config", "run.toml", "--episodes", 1, "-o", "u", "--tag", "three",
-       "--env-arg", "more=1")  # fmt: skip
+    ok("record", "--make", "around:clock", "--config", "run.toml", "--episodes", 1, "-o", "u", "--env-arg", "more=1",
+       "--fact", 'tags=["three"]')  # fmt: skip
     assert [len(episode) for episode in open_trace("u")] == [10]
     assert open_trace("u").facts == {"tags": ["three"]}
 
@@ -186,11 +187,11 @@ def test_options_of_a_file_count_less_than_those_of_the_command_line(here: Path)
 def test_a_written_file_repeats_the_run(here: Path, more: list[object]) -> None:
     text = 'a "quote", a \\, \t and\nmore \x7f é'
     given = ["--env-arg", "max_episode_steps=9", "--metadata", "none=null", "--metadata", f"text={text}"]
-    ok("record", "CartPole-v1", "--episodes", 3, *given, "--description", text, "--tag", text, "--policy",
+    ok("record", "CartPole-v1", "--episodes", 3, *given, "--fact", f"description={text}", "--policy",
        "clicks:Plain", *more, "-o", "t", "--write-config", "run.toml")  # fmt: skip
     ok("record", "--config", "run.toml", "-o", "u", "--write-config", "again.toml")
     assert "3 episodes, identical" in ok("diff", "t", "u").output
-    assert open_trace("u").facts == open_trace("t").facts == {"description": text, "tags": [text]}
+    assert open_trace("u").facts == open_trace("t").facts == {"description": text}
     assert {"none": None, "text": text}.items() <= open_trace("u").metadata.items()
     first, again = ((here / name).read_text().splitlines()[1:] for name in ("run.toml", "again.toml"))
     assert [line for line in first if "output" not in line] == [line for line in again if "output" not in line]
@@ -206,10 +207,10 @@ def test_a_written_file_repeats_the_run(here: Path, more: list[object]) -> None:
         (b'episodes = "5"', 'episodes is "5": write a whole number'),
         (b"episodes = true", "episodes is true: write a whole number"),
         (b"episodes = 1.5", "episodes is 1.5: write a whole number"),
-        (b'tag = "x"', 'tag is "x": write a list'),
+        (b'wrapper = "x"', 'wrapper is "x": write a list'),
         (b"policy = 3", "policy is 3: write text in quotes"),
         (b"infos = 1", "infos is 1: write true or false"),
-        (b'autoreset = "x"', "autoreset: 'x' is not one of"),
+        (b'vectorization-mode = "x"', "vectorization-mode: 'x' is not one of"),
         (b"[a]\nx = 2024-01-01", "no option 'a'"),
         (b"\nx\n", "(at line 2, column 2)"),
         (b"\xff", "codec can't decode"),

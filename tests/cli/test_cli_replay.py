@@ -73,13 +73,12 @@ def test_an_episode_that_is_not_there_is_a_usage_error(recorded: Path) -> None:
     assert "no episode 5; the trace has 5 episodes" in result.stderr
 
 
-def test_a_sample_is_drawn_once_each_and_again_by_its_seed(recorded: Path) -> None:
-    drawn = indices("--sample", 3, "--seed", 1)
-    assert drawn == sorted(set(drawn)) == indices("--sample", 3, "--seed", 1)
-    assert len(drawn) == 3
-    assert len({tuple(indices("--sample", 2, "--seed", seed)) for seed in range(8)}) > 1
-    assert set(indices("--sample", 2, "--episodes", "::2")) < {0, 2, 4}
-    assert indices("--sample", 99) == [0, 1, 2, 3, 4]
+def test_a_random_order_has_each_episode_once_and_is_repeated_by_its_seed(recorded: Path) -> None:
+    drawn = indices("--sort", "random:1", "--limit", 3)
+    assert drawn == indices("--sort", "random:1")[:3]
+    assert sorted(indices("--sort", "random")) == [0, 1, 2, 3, 4]
+    assert len({tuple(indices("--sort", f"random:{seed}", "--limit", 2)) for seed in range(8)}) > 1
+    assert set(indices("--sort", "random", "--limit", 2, "--episodes", "::2")) < {0, 2, 4}
 
 
 def test_the_callback_gets_the_arrays_until_it_returns_something_truthy(recorded: Path) -> None:

@@ -66,8 +66,8 @@ def test_shell_branch_render_and_play_take_the_comparison_of_verify(cartpole: Pa
     with pytest.raises(ReplayDiverged):
         Continued(cartpole, 0, 4, env_kwargs={"sutton_barto_reward": True})
     Continued(cartpole, 0, 4, env_kwargs={"sutton_barto_reward": True}, ignore=["rewards"]).close()
-    done = run("verify", cartpole, *changed, "--ignore", "infos", "--rtol", "1e-9")
-    assert "--env-arg sutton_barto_reward=true --rtol 1e-09 --ignore infos\n" in done.stdout
+    done = run("verify", cartpole, *changed, "--ignore", "infos", "--tolerance", "rtol=1e-9")
+    assert "--env-arg sutton_barto_reward=true --tolerance rtol=1e-09 --ignore infos\n" in done.stdout
 
 
 @pytest.mark.parametrize(

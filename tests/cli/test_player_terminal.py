@@ -64,7 +64,7 @@ def loud(here: Path) -> Iterator[tuple[str, ...]]:
 
     Path("loud.py").write_text(LOUD)
     ok("record", "loud:Loud-v0", "-o", "t", "--episodes", 1, "--seed", 0)
-    yield "replay", "t", "--import", "loud", "--step"
+    yield "replay", "t", "--import", "loud", "--paused"
     gymnasium.registry.pop("Loud-v0")
     sys.modules.pop("loud")
 
@@ -93,7 +93,7 @@ def test_the_terminal_is_restored_after_every_end_of_the_player(end: str | signa
 @pytest.mark.usefixtures("trace")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["SIGKILL", "SIGSEGV"])
 def test_a_sudden_death_gives_the_terminal_back_too(number: signal.Signals) -> None:
-    with console("replay", "t", "--from", "observations", "--step") as player:
+    with console("replay", "t", "--from", "observations", "--paused") as player:
         player.wait_for("reset")
         player.process.send_signal(number)
         assert player.ended() == -number
@@ -131,7 +131,9 @@ def test_output_of_an_environment_is_shown_once_after_the_player(loud: tuple[str
 def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on() -> None:
     bash = "import os; os.execlp('bash', 'bash', '--norc', '--noediting', '-i')"
     with Console(sys.executable, "-c", bash) as shell:
-        command = f"{sys.executable} -c 'from gym_trace_cli.main import cli; cli()' replay t --from observations --step"
+        command = (
+            f"{sys.executable} -c 'from gym_trace_cli.main import cli; cli()' replay t --from observations --paused"
+        )
         shell.send(command + "\n")
         shell.wait_for("reset")
         shell.send(".")
@@ -154,7 +156,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on() -> None:
 
 @pytest.mark.usefixtures("trace")
 def test_a_resized_terminal_is_redrawn() -> None:
-    with console("replay", "t", "--from", "observations", "--step", columns=80, rows=24) as player:
+    with console("replay", "t", "--from", "observations", "--paused", columns=80, rows=24) as player:
         player.wait_for("\x1b[24;1H")
         player.resize(50, 10)
         player.wait_for("\x1b[2J")
@@ -174,7 +176,7 @@ cli()
 @pytest.mark.usefixtures("trace")
 def test_answers_of_the_terminal_are_not_keys() -> None:
     ok("record", "rendered_env:Rendered-v0", "-o", "p", "--episodes", 1, "--env-arg", "pictures=true")
-    with Console(sys.executable, "-c", PATIENT, "replay", "p", "--step", answer="") as player:
+    with Console(sys.executable, "-c", PATIENT, "replay", "p", "--paused", answer="") as player:
         player.wait_for("\x1b[c")
         player.send("\x1b[6;20;10t\x1b[?1;0;256S\x1b[?62;4;22c")
         player.wait_for('\x1bP0;1;0q"1;1;')
@@ -199,7 +201,7 @@ def test_without_a_terminal_that_can_do_it_there_is_the_list(environ: dict[str, 
 
 
 @pytest.mark.usefixtures("trace")
-@pytest.mark.parametrize("option", [["--step"], ["--from", "observations"], ["--speed", "2"]], ids=str)
+@pytest.mark.parametrize("option", [["--paused"], ["--from", "observations"], ["--speed", "2"]], ids=str)
 def test_options_of_the_player_need_a_terminal(option: list[str]) -> None:
     result = run("replay", "t", *option)
     assert result.exit_code == 2
@@ -209,7 +211,7 @@ def test_options_of_the_player_need_a_terminal(option: list[str]) -> None:
 @pytest.mark.usefixtures("trace")
 def test_a_terminal_without_unicode_or_colours_is_enough() -> None:
     environ = {"PYTHONIOENCODING": "ascii", "NO_COLOR": "1", "SDL_VIDEODRIVER": "dummy"}
-    with console("replay", "t", "--step", environ=environ) as player:
+    with console("replay", "t", "--paused", environ=environ) as player:
         player.wait_for("reset")
         player.send(".q")
         assert player.ended() == 0
@@ -220,13 +222,13 @@ def test_a_terminal_without_unicode_or_colours_is_enough() -> None:
 def test_no_environment_is_made_because_a_trace_says_so(tmp_path: Path, loud: tuple[str, ...]) -> None:
     marker = tmp_path / "marker"
     Path("loud.py").write_text(f"open({str(marker)!r}, 'w')\n{LOUD}")
-    with console("replay", "t", "--step") as player:
+    with console("replay", "t", "--paused") as player:
         player.wait_for("as numbers: Loud-v0: needs trust")
         player.send("q")
         assert player.ended() == 0
         assert b"--trust" in player.raw
     assert not marker.exists()
-    with console("replay", "t", "--step", "--trust") as player:
+    with console("replay", "t", "--paused", "--trust") as player:
         player.wait_for("frame 0")
         player.send("q")
         assert player.ended() == 0

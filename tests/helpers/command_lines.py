@@ -22,7 +22,7 @@ class CommandLine(NamedTuple):
 
 LINES = [
     CommandLine("record CartPole-v1 -o NEW --episodes 1 --seed 0", reads=False),
-    CommandLine("play --from TRACE -o NEW --keys no-such-file.toml", None),
+    CommandLine("play TRACE -o NEW --keys no-such-file.toml", None),
     CommandLine("branch TRACE --step 1 --episodes 1 -o NEW"),
     CommandLine("remake TRACE -o NEW"),
     CommandLine("train CartPole-v1 -o NEW --steps 64 --num-envs 1 -j 1 --quiet", "train", reads=False),
@@ -32,7 +32,7 @@ LINES = [
     CommandLine("compare TRACE SOUND"),
     CommandLine("cat TRACE --format jsonl"),
     CommandLine("sql SELECT TRACE", None, reads=False),
-    CommandLine("view TRACE --save NEW.html"),
+    CommandLine("view TRACE -o NEW.html"),
     CommandLine("replay TRACE"),
     CommandLine("render TRACE -o NEW/x.cast --episodes 0", None),
     CommandLine("verify TRACE", reads=False),
@@ -48,6 +48,7 @@ LINES = [
     CommandLine("export TRACE --to jsonl -o NEW", reads=False),
     CommandLine("import TRACE -o NEW", None, reads=False),
     CommandLine("info TRACE --card -"),
+    CommandLine("help select", reads=False),
     CommandLine("push TRACE file:///dev/null/nowhere", None, reads=False),
     CommandLine("pull file:///dev/null/nowhere NEW", None, reads=False),
 ]

@@ -523,7 +523,20 @@ def test_a_random_change_of_a_log_is_found(forged: Path, seed: int) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An honest run of seven versions with short episodes. It is not to be changed."""
     directory = tmp_path_factory.mktemp("runs") / "cp"
-    sizes = ["--num-envs", 8, "--workers", 1, "--rollout", 32, "--set", "hidden=8", "--set", "epochs=1", "--seed", 1]
+    sizes = [
+        "--num-envs",
+        8,
+        "--workers",
+        1,
+        "--set",
+        "rollout=32",
+        "--set",
+        "hidden=8",
+        "--set",
+        "epochs=1",
+        "--seed",
+        1,
+    ]
     kept = ["--keep", 99, "--checkpoint-seconds", 0.001, "--quiet"]
     ok("train", "CartPole-v1", "-o", directory, "--steps", 1536, "--max-episode-steps", 10, *sizes, *kept)
     return directory

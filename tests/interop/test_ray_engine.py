@@ -1,4 +1,4 @@
-"""record --engine ray: actors, nodes and drivers that die change nothing about what is recorded."""
+"""record --ray: actors, nodes and drivers that die change nothing about what is recorded."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_killed_nodes_actors_and_drivers_record_each_episode_once(tmp_path: Path
     """The nodes come back with their spools."""
     place = f"shared:/{tmp_path}/bucket/t" if remote else str(tmp_path / "t")
     words = ["record", "--make", "slow:make", "-o", place, "--episodes", EPISODES, "--seed", SEED, "-j", NODES]
-    words += ["--engine", "ray", "--address", cluster.address, "--author", "me"]
+    words += ["--ray", cluster.address, "--fact", "author=me"]
 
     def driver(*more: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "gym_trace", *map(str, words), *more]

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from shell import ok, process, run, wait_for
@@ -30,7 +32,7 @@ DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "training.md").re
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight versions, with checkpoints of the newest. It is not to be changed."""
     directory = tmp_path_factory.mktemp("runs") / "cp"
-    argv = ["--steps", 2048, "--num-envs", 4, "--rollout", 32, "--workers", 2, "--seed", 1, "--quiet"]
+    argv = ["--steps", 2048, "--num-envs", 4, "--set", "rollout=32", "--workers", 2, "--seed", 1, "--quiet"]
     argv += ["--set", "hidden=16", "--set", "minibatches=4"]
     ok("train", "CartPole-v1", "-o", directory, *argv, "--tensorboard", directory.parent / "board")
     return directory
@@ -118,7 +120,7 @@ def test_a_trusted_custom_network_learns_and_acts(tmp_path: Path, monkeypatch: p
     (tmp_path / "own_nets.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    argv = ["--steps", 1024, "--num-envs", 16, "--rollout", 32, "--seed", 1, "--workers", 0]
+    argv = ["--steps", 1024, "--num-envs", 16, "--set", "rollout=32", "--seed", 1, "--workers", 0]
     ok("train", "CartPole-v1", "-o", "r", *argv, "--set", "model=own_nets:Own")
     for argv in (
         ["train", "--verify", "r"],
@@ -198,15 +200,15 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
 
 
 def test_a_run_that_begins_with_the_weights_of_another_is_reproducible(trained: Path, tmp_path: Path) -> None:
-    argv = ["--steps", 256, "--num-envs", 4, "--workers", 1, "--set", "hidden=16", "--rollout", 16]
-    ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--from", f"{trained}@5")
+    argv = ["--steps", 256, "--num-envs", 4, "--workers", 1, "--set", "hidden=16", "--set", "rollout=16"]
+    ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--weights", f"{trained}@5")
     first = Run(tmp_path / "r").updates()[1]
     assert not first.rollouts
     assert first.changed["checkpoint"] == "begin.safetensors"
     proof = run("train", "--verify", tmp_path / "r")
     assert "not proved: how the weights of begin.safetensors were learned: another run" in proof.output
     assert proof.exit_code == 5
-    other = run("train", "CartPole-v1", "-o", tmp_path / "no", "--steps", 256, "--from", trained)
+    other = run("train", "CartPole-v1", "-o", tmp_path / "no", "--steps", 256, "--weights", trained)
     assert other.exit_code == 2
     assert "another network" in other.output
     assert not (tmp_path / "no").exists()
@@ -223,10 +225,9 @@ def test_episodes_of_versions_are_those_whose_steps_were_learnt_from(trained: Pa
 
 
 def test_collecting_only_learns_nothing(tmp_path: Path) -> None:
-    argv = ["--steps", 1024, "--num-envs", 4]
-    done = json.loads(ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--no-learn", "--json").stdout)
-    assert (done["version"], done["steps"]) == (0, 1024)
-    assert "nothing learned" in run("train", "--resume", tmp_path / "r").output
+    make_env = partial(gymnasium.make, "CartPole-v1")
+    done = gym_trace.train(make_env, tmp_path / "r", steps=1024, num_envs=4, learn=False)
+    assert (done.version, done.steps) == (0, 1024)
 
 
 def test_an_environment_that_raises_ends_the_run_with_what_it_said(tmp_path: Path) -> None:

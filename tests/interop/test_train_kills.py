@@ -21,7 +21,7 @@ from gym_trace.training import verify_run
 
 LONG = os.environ.get("GYM_TRACE_LONG", "0") not in ("", "0")
 COMMAND = [sys.executable, "-c", "from gym_trace_cli.main import cli; cli()"]
-SETTINGS = ["--steps", "12000", "--num-envs", "8", "--workers", "2", "--rollout", "32", "--set", "hidden=16"]
+SETTINGS = ["--steps", "12000", "--num-envs", "8", "--workers", "2", "--set", "rollout=32", "--set", "hidden=16"]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 

@@ -35,7 +35,7 @@ Entries = list[list[Any]]  # kind and content
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight versions with checkpoints of most of them. It is not to be changed."""
     directory = tmp_path_factory.mktemp("runs") / "cp"
-    sizes = ["--num-envs", 4, "--workers", 2, "--rollout", 64, "--set", "hidden=16", "--seed", 1]
+    sizes = ["--num-envs", 4, "--workers", 2, "--set", "rollout=64", "--set", "hidden=16", "--seed", 1]
     kept = ["--keep", 99, "--checkpoint-seconds", 0.001, "--quiet"]
     ok("train", "CartPole-v1", "-o", directory, "--steps", 4096, *sizes, *kept)
     return directory
@@ -310,7 +310,7 @@ def test_a_run_is_proved_line_by_line(trained: Path) -> None:
 
 
 def test_a_run_on_another_device_than_its_workers_is_proved(tmp_path: Path) -> None:
-    sizes = ["--num-envs", 2, "--workers", 1, "--rollout", 16, "--set", "hidden=8", "--seed", 1, "--quiet"]
+    sizes = ["--num-envs", 2, "--workers", 1, "--set", "rollout=16", "--set", "hidden=8", "--seed", 1, "--quiet"]
     device = "cpu:0"  # PyTorch copies what goes there, as to a GPU
     ok("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 128, *sizes, "--device", device)
     assert "steps: logprob and value" in ok("train", "--verify", tmp_path / "r").output
@@ -382,7 +382,7 @@ def test_a_run_forged_as_a_whole_does_not_fit_its_anchor(
 
 
 def test_a_run_that_goes_on_continues_its_anchor(tmp_path: Path) -> None:
-    sizes = ["--num-envs", 4, "--workers", 0, "--rollout", 16, "--set", "hidden=8", "--quiet"]
+    sizes = ["--num-envs", 4, "--workers", 0, "--set", "rollout=16", "--set", "hidden=8", "--quiet"]
     anchor = tmp_path / "anchor"
     ok(
         "train",

@@ -145,7 +145,7 @@ def of_writer(run: Path) -> list[Path]:
 
 
 TRACE = "'gym-trace check' lists all damage, 'gym-trace edit repair' saves the rest"
-ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --from {run}@4'"
+ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --weights {run}@4'"
 REMOVE = "remove it; later versions are relearned from the previous checkpoint"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),

@@ -101,10 +101,10 @@ def test_objectives_and_plain_rewards_are_summarized_separately(tmp_path: Path) 
     assert [objective["nan"] for objective in [summary["return"], *summary["objectives"]]] == [0, 0, 0]
 
 
-def test_best_of_several_objectives_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_sorting_by_several_objectives_is_refused_with_the_way_out(tmp_path: Path) -> None:
     recorded(tmp_path)
-    with pytest.raises(InvalidOption, match=r"several numbers each.*-return\[0\]"):
-        open_trace(tmp_path).select(best=1)
+    with pytest.raises(InvalidOption, match=r"several numbers each.*return\[0\]"):
+        open_trace(tmp_path).select(sort="-return")
 
 
 def test_lanes_add_up_objectives_each_by_itself() -> None:
@@ -134,6 +134,6 @@ def test_the_command_line_records_and_shows_objectives(here: Path, monkeypatch: 
     assert "return[1]" in shown
     assert "rewards[1]" in shown
     assert "NaN" not in shown
-    refused = run("render", "t", "--best", 1, "-o", "x.mp4")
+    refused = run("render", "t", "--sort", "-return", "-o", "x.mp4")
     assert refused.exit_code == 2
-    assert "the rewards are several numbers each" in refused.output
+    assert "the rewards here are several numbers each" in refused.output

@@ -74,12 +74,11 @@ def test_a_trace_says_what_made_it_and_nothing_else(
     assert not any(b"SECRET" in path.read_bytes() for folder in ("clean", "changed") for path in Path(folder).iterdir())
     shown = ok("info", "changed").output
     assert f"gym-trace record, policy clicks:<lambda>, gym_trace {gym_trace.__version__}, commit {commit} and" in shown
-    ok(*command, "-o", "asked", "--argv")
-    assert said_of("asked")["argv"] == ["gym-trace", "SECRET-ARGUMENT"]
-    ok(*command, "-o", "diff", "--git-diff")
-    assert "SECRET-CHANGE" in said_of("diff")["diff"]
-    assert said_of("diff")["diff_is_whole"]
-    assert "SECRET" not in ok("info", "diff").output
+    ok(*command, "-o", "full", "--full-provenance")
+    assert said_of("full")["argv"] == ["gym-trace", "SECRET-ARGUMENT"]
+    assert "SECRET-CHANGE" in said_of("full")["diff"]
+    assert said_of("full")["diff_is_whole"]
+    assert "SECRET-CHANGE" not in ok("info", "full").output
 
 
 SCRIPT = """

@@ -288,7 +288,7 @@ def test_an_overwritten_object_is_never_served_from_the_cache(tmp_path: Path, we
     [
         (("edit", "compact", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
         (("edit", "repair", "THERE", "--in-place"), "gym-trace pull THERE DIR"),
-        (("edit", "annotate", "THERE", "--set", "license=MIT"), "gym-trace pull THERE DIR"),
+        (("edit", "annotate", "THERE", "--fact", "license=MIT"), "gym-trace pull THERE DIR"),
         (("edit", "compact", "THERE", "-o", "THERE/new"), "gym-trace push PATH THERE/new"),
         (("export", "THERE", "-o", "THERE/steps.csv"), "is a URL; write to a local path"),
         (("import", "THERE/steps.csv", "-o", "new"), "is a URL; copy it to a local path"),

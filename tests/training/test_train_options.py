@@ -37,14 +37,14 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
         (["CartPole-v1", "--steps", 5, "--learner-threads", 2], "is a setting; pass --set learner_threads=VALUE"),
         (["CartPole-v1", "--steps", 5, "--set", "seed=1"], "--set seed: is an option; pass --seed VALUE"),
         (["CartPole-v1", "--set", "steps=5"], "--set steps: is an option; pass --steps VALUE"),
-        (["CartPole-v1", "--steps", 5, "--set", "niceness=1"], "--set niceness: is an option; pass --nice VALUE"),
+        (["CartPole-v1", "--steps", 5, "--set", "keep=1"], "--set keep: is an option; pass --keep VALUE"),
         (["CartPole-v1", "--steps", 5, "--set", "quiet=true"], "--set quiet: is an option; pass --quiet"),
         (["CartPole-v1", "--steps", 5, "--set", "num_envs=4"], "--set num_envs: is an option; pass --num-envs VALUE"),
         (["CartPole-v1", "--set", "step=5"], "--set step: no setting; did you mean --steps VALUE"),
         (["CartPole-v1", "--set", "learningrate=5"], "learningrate: no setting; did you mean learning_rate?"),
         (["CartPole-v1", "--steps", 5, "--no-such-thing"], "no such option"),
-        (["CartPole-v1", "--steps", 5, "--lag", 2], "--lag"),
-        (["CartPole-v1", "--steps", 5, "--cpus", "one"], "write 0,1,2"),
+        (["CartPole-v1", "--steps", 5, "--lag", 2], "is a setting; pass --set lag=VALUE"),
+        (["CartPole-v1", "--steps", 5, "--cpus", "0"], "use the commands nice and taskset"),
     ],
 )
 def test_invalid_options_of_train_are_usage_errors(arguments: list[object], said: str) -> None:

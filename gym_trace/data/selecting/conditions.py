@@ -1,4 +1,4 @@
-"""Select rows of a table: evaluate conditions over whole columns; sample, sort and limit."""
+"""Select rows of a table: evaluate conditions over whole columns; sort, shuffle and limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gym_trace.data.selecting.columns import (
     NEVER,
     Array,
     ConditionColumn,
-    NoSuchKey,
     Table,
     are_equal,
     as_numbers,
@@ -28,7 +27,14 @@ from gym_trace.data.selecting.columns import (
     time_of,
     words,
 )
-from gym_trace.data.selecting.language import Node, error_at, names_column, parse_condition, parse_keys
+from gym_trace.data.selecting.language import (
+    Node,
+    error_at,
+    names_column,
+    parse_condition,
+    parse_keys,
+    random_order,
+)
 from gym_trace.errors import InvalidOption
 
 _COMPARISONS = {
@@ -52,57 +58,32 @@ def chosen_rows(
     *,
     sort: str | None = None,
     limit: int | None = None,
-    sample: int | None = None,
-    seed: int | None = None,
-    best: int | None = None,
-    worst: int | None = None,
     complete: Callable[[], Array] | None = None,
 ) -> Array:
-    """Return the selected rows of a table, (n,) int64. Applies where, then sample, then sort, then limit.
+    """Return the selected rows of a table, (n,) int64. Applies where, then sort, then limit.
 
     Args:
-        sample: number of rows to sample without replacement; they keep their order in the table.
-        seed: seed of the sample.
-        best, worst: the number of rows with the highest or lowest returns, in this order; replaces sort and limit.
-        complete: returns a mask of the rows with the return of a complete episode. best and worst choose among these,
-            and a sort by return puts the others last, unless where names the outcome.
+        sort: keys; or "random" or "random:SEED", a shuffle.
+        complete: returns a mask of the rows with the return of a complete episode. A sort by return puts the others
+            last, unless where names the outcome.
 
     Raises InvalidOption.
     """
     for name, text, example in (("where", where, "return > 100"), ("sort", sort, "-return")):
         if text is not None and not isinstance(text, str):
             raise InvalidOption(f"{name}={text!r}: not text; pass text such as {example!r}")
-    for name, given in (("limit", limit), ("sample", sample), ("best", best), ("worst", worst)):
-        if given is not None and not (isinstance(given, (int, np.integer)) and given >= 0):
-            raise InvalidOption(f"{name}={given!r}: invalid; pass a whole number, 0 or more")
-    if seed is not None and sample is None:
-        raise InvalidOption("seed: needs sample; pass sample=N")
-    number = best if worst is None else worst
-    if number is not None and sum(given is not None for given in (best, worst, sort, limit)) > 1:
-        raise InvalidOption("best, worst: include an order and a limit; pass one of them, without sort and limit")
+    if limit is not None and not (isinstance(limit, (int, np.integer)) and limit >= 0):
+        raise InvalidOption(f"limit={limit!r}: invalid; pass a whole number, 0 or more")
     rows = np.arange(len(table)) if where is None else np.flatnonzero(rows_where(where, table))
-    if sample is not None and sample < len(rows):
-        rows = rows[sorted(random.Random(seed).sample(range(len(rows)), sample))]
     if where is not None and names_column(parse_condition(where), "outcome"):
         complete = None
-    if number is not None:
-        rows = rows[_has_return(table)[rows]]
-        if complete is not None:
-            rows = rows[complete()[rows]]
-        return sorted_rows("-return" if worst is None else "return", table, rows)[:number]
-    if sort is not None:
+    if sort is not None and (shuffle := random_order(sort)) is not None:
+        order = list(range(len(rows)))
+        random.Random(shuffle.seed).shuffle(order)
+        rows = rows[order]
+    elif sort is not None:
         rows = sorted_rows(sort, table, rows, complete)
     return rows if limit is None else rows[:limit]
-
-
-def _has_return(table: Table) -> Array:
-    try:
-        return rows_where("return is not None", table)
-    except NoSuchKey as error:
-        raise InvalidOption(
-            "best and worst: the rewards are several numbers each, so that no return is the highest; sort by one of "
-            "them, such as -return[0], with a limit"
-        ) from error
 
 
 def rows_where(condition: str, table: Table) -> Array:

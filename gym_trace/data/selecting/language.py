@@ -32,6 +32,7 @@ _COMPARISON_SIGNS = ("==", "!=", "<=", ">=", "<", ">", "in", "is", "not")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "none": None, "null": None}
 _RESERVED = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
 _FUNCTIONS = ("abs", "isnan", "isinf")
+_SEED = re.compile(r"[0-9]{1,18}")
 _HINTS = {
     "=": "write == to compare",
     "!": "write 'not'",
@@ -116,7 +117,24 @@ def check_order(text: str) -> None:
     Examples:
         >>> gym_trace.playback.check_order("split, -return")
     """
-    parse_keys(text)
+    if random_order(text) is None:
+        parse_keys(text)
+
+
+class RandomOrder(NamedTuple):
+    """The order "random" or "random:SEED"."""
+
+    seed: int | None
+
+
+def random_order(text: str) -> RandomOrder | None:
+    """Return the random order that a text names; None if it names columns. Raises InvalidOption for another seed."""
+    name, colon, seed = text.partition(":")
+    if name.strip() != "random":
+        return None
+    if colon and not _SEED.fullmatch(seed.strip()):
+        raise InvalidOption(f"{text}: the seed is not a whole number; write random:0")
+    return RandomOrder(int(seed) if colon else None)
 
 
 def parse_condition(source: str) -> Node:

@@ -18,7 +18,7 @@ try:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as missing:
-    raise MissingExtra(f"--engine ray needs Ray ({missing}): pip install ray") from missing
+    raise MissingExtra(f"--ray needs Ray ({missing}): pip install ray") from missing
 
 _TAKE_SECONDS = 0.5  # an actor waits this long for messages to return
 _LISTENING_SECONDS = 10.0  # a live parent polls at least this often

@@ -122,13 +122,15 @@ def test_rows_are_sorted_with_unknown_values_last(sort: str, expected: list[int]
     assert rows(sort=sort) == expected
 
 
-def test_sample_applies_after_where_and_limit_applies_last() -> None:
-    drawn = rows("index > 0", sample=3, seed=4)
-    assert drawn == sorted(set(drawn)) == rows("index > 0", sample=3, seed=4)
-    assert len({tuple(rows(sample=2, seed=seed)) for seed in range(9)}) > 1
-    assert rows("index > 0", sample=3, seed=4, sort="-index", limit=2) == drawn[:0:-1]
-    assert rows(limit=0) == [] == rows(sample=0)
-    assert rows(sample=99, limit=99) == [0, 1, 2, 3, 4, 5]
+def test_a_shuffle_is_repeated_by_its_seed_and_limit_applies_last() -> None:
+    shuffled = rows("index > 0", sort="random:4")
+    assert sorted(shuffled) == [1, 2, 3, 4, 5]
+    assert rows("index > 0", sort=" random : 4", limit=3) == shuffled[:3]
+    assert len({tuple(rows(sort=f"random:{seed}")) for seed in range(9)}) > 1
+    assert rows(limit=0) == []
+    for wrong in ("random:", "random:x", "random:-1", "random, index"):
+        with pytest.raises(InvalidOption):
+            rows(sort=wrong)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +185,9 @@ def test_an_invalid_sort_key_raises_and_marks_its_position() -> None:
             rows(sort=sort)
 
 
-@pytest.mark.parametrize("options", [{"limit": -1}, {"sample": -1}, {"seed": 3}])
-def test_an_invalid_limit_sample_or_seed_raises(options: dict[str, int]) -> None:
+def test_an_invalid_limit_raises() -> None:
     with pytest.raises(InvalidOption):
-        rows(**options)
+        rows(limit=-1)
 
 
 def test_a_condition_beyond_the_length_limit_raises() -> None:

@@ -82,7 +82,7 @@ def test_selecting_from_a_view_keeps_the_index_of_the_trace(trace: Trace) -> Non
     assert view.indices.tolist() == [3, 0, 7, 2, 6, 1, 5, 4]
     assert [len(episode) for episode in view] == [9, 5, 4, 3, 3, 2, 2, 1]
     assert places(view, "index < 4") == [3, 0, 2, 1]
-    assert places(view, sample=3, seed=1) == [p for p in view.indices if p in places(view, sample=3, seed=1)]
+    assert sorted(places(view, sort="random:1")) == sorted(view.indices)
     assert view.select("split == 'eval'", limit=2).writers == ["second"]
 
 
@@ -183,19 +183,6 @@ def with_stubs(directory: Path) -> Trace:
     return open_trace(directory)
 
 
-def test_best_and_worst_are_complete_unless_where_names_the_outcome(tmp_path: Path) -> None:
-    trace = with_stubs(tmp_path)
-    assert trace.select(best=2).indices.tolist() == [2, 3]
-    assert trace.select(worst=2).indices.tolist() == [0, 3]
-    assert trace.select(best=99).indices.tolist() == [2, 3, 0]
-    assert trace.select("outcome in ['cut', 'closed', 'terminated']", best=1).indices.tolist() == [1]
-    assert trace.select("not outcome == 'terminated'", worst=1).indices.tolist() == [4]
-    assert trace[:2].select(best=1).indices.tolist() == [0]
-    for words in ({"best": 1, "worst": 1}, {"best": 1, "sort": "seed"}, {"worst": 1, "limit": 1}, {"best": -1}):
-        with pytest.raises(InvalidOption):
-            trace.select(**words)
-
-
 def test_an_order_of_returns_has_incomplete_episodes_last(tmp_path: Path) -> None:
     trace = with_stubs(tmp_path)
     assert trace.select(sort="return").indices.tolist() == [0, 3, 2, 4, 1]
@@ -206,21 +193,13 @@ def test_an_order_of_returns_has_incomplete_episodes_last(tmp_path: Path) -> Non
 
 def test_every_command_takes_the_best_and_the_worst(tmp_path: Path) -> None:
     trace = with_stubs(tmp_path / "t")
-    for words, index, steps in (
-        (["--best", 1], 2, 5),
-        (["--worst", 1], 0, 2),
-        (["--sort", "-return", "--limit", 1], 2, 5),
-    ):
+    for order, index, steps in (("-return", 2, 5), ("return", 0, 2)):
+        words = ["--sort", order, "--limit", 1]
         for command in ("ls", "replay"):
             assert json.loads(ok(command, trace.directory, "--json", *words).stdout)["index"] == index
         assert json.loads(ok("stats", trace.directory, "--json", *words).stdout)["steps"] == steps
-    ok("edit", "filter", trace.directory, "-o", tmp_path / "best", "--best", 2)
+    ok("edit", "filter", trace.directory, "-o", tmp_path / "best", "--sort", "-return", "--limit", 2)
     assert open_trace(tmp_path / "best").episodes["return"].tolist() == [5.0, 3.0]
-    for words in (["--best", 1, "--worst", 1], ["--best", 1, "--limit", 2], ["--worst", 1, "--sort", "seed"]):
-        refused = run("ls", trace.directory, *words)
-        assert (refused.exit_code, "exclude each other" in refused.stderr) == (2, True)
-    nothing = run("ls", trace.directory, "--where", "steps == 9", "--best", 1)
-    assert "none of 5 episodes matches; --best and --worst choose complete ones" in nothing.stderr
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "cat", "replay"])
@@ -261,7 +240,7 @@ def test_all_commands_select_the_same_episodes(trace: Trace) -> None:
 
     assert indices("--episodes", "2:", "--where", "steps > 2", "--sort", "-steps", "--limit", 3) == [3, 7, 2]
     assert indices("--episodes", "7,1,7", "--where", "steps > 0") == [7, 1]
-    assert len(indices("--where", "split == 'eval'", "--sample", 2, "--seed", 1)) == 2
+    assert len(indices("--where", "split == 'eval'", "--sort", "random:1", "--limit", 2)) == 2
     summary = json.loads(ok("stats", trace.directory, "--json", "--where", "steps > 4", "--by", "split").output)
     assert (summary["episodes"], summary["storage"]) == (2, None)
     assert "2 of 8 episodes" in ok("stats", trace.directory, "--where", "steps > 4").output
@@ -283,7 +262,7 @@ def test_an_invalid_selection_is_a_usage_error_that_marks_its_position(trace: Tr
 
 def test_invalid_selection_arguments_raise_and_are_quoted(tmp_path: Path) -> None:
     trace = record(tmp_path, [{}, {}])
-    for words in ({"where": 5}, {"sort": ["return"]}, {"limit": 2.5}, {"sample": "3"}):
+    for words in ({"where": 5}, {"sort": ["return"]}, {"limit": 2.5}):
         with pytest.raises(InvalidOption, match="pass "):
             trace.select(**words)
     for index in (None, "a", 1.5):

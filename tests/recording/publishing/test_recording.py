@@ -204,7 +204,7 @@ def test_an_existing_trace_at_the_url_is_kept(url: str) -> None:
 
 
 def test_the_record_command_takes_a_url(url: str, tmp_path: Path) -> None:
-    words = ("record", "CartPole-v1", "--episodes", "3", "--seed", "0", "--license", "MIT")
+    words = ("record", "CartPole-v1", "--episodes", "3", "--seed", "0", "--fact", "license=MIT")
     assert run(*words, "-o", url).exit_code == 0
     assert run(*words, "-o", str(tmp_path / "local")).exit_code == 0
     assert open_trace(url).facts["license"] == "MIT"

@@ -144,7 +144,7 @@ def test_the_commands_compact_drop_and_annotate_say_what_they_did(tmp_path: Path
     assert "before" in done.output
     done = ok("edit", "drop", tmp_path / "c", "--columns", "infos, annotations", "--in-place", "--json")
     assert json.loads(done.output)["episodes"] == 4
-    facts = [part for fact in ("author=Ada", "description=2024", 'tags=["x"]') for part in ("--set", fact)]
+    facts = [part for fact in ("author=Ada", "description=2024", 'tags=["x"]') for part in ("--fact", fact)]
     done = ok("edit", "annotate", tmp_path / "c", *facts)
     assert done.output == 'author: Ada\ndescription: 2024\ntags: ["x"]\n'
     assert json.loads(ok("edit", "annotate", tmp_path / "c", "--json").output)["description"] == "2024"
@@ -152,7 +152,7 @@ def test_the_commands_compact_drop_and_annotate_say_what_they_did(tmp_path: Path
     for wrong in (
         ("compact", tmp_path / "t"),
         ("compact", tmp_path / "t", "-o", tmp_path / "n", "--in-place"),
-        ("annotate", tmp_path / "t", "--set", "author"),
+        ("annotate", tmp_path / "t", "--fact", "author"),
     ):
         assert run("edit", *wrong).exit_code == 2
 

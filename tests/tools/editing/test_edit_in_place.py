@@ -263,5 +263,5 @@ def test_a_filter_in_place_keeps_what_was_chosen_and_what_lies_beside(tmp_path: 
     assert {key: expected[key] for key in found} == found
     check_clean(tmp_path / "t", WRITERS)
     check_beside(tmp_path / "t")
-    assert ok("edit", "filter", tmp_path / "t", "--in-place", "--limit", "1", "--quiet").exit_code == 0
+    assert ok("edit", "filter", tmp_path / "t", "--in-place", "--limit", "1").exit_code == 0
     check_clean(tmp_path / "t", 1)

@@ -137,7 +137,7 @@ def test_an_environment_that_needs_trust_is_not_made(tmp_path: Path) -> None:
     [
         (["--episode", "9", "-o", "t"], "the trace has 3 episodes"),
         ([], "needs -o DIR"),
-        (["-o", "t", "--max-episode-steps", "3"], "--from: excludes"),
+        (["-o", "t", "--max-episode-steps", "3"], "not with a trace"),
         (["-o", "t", "--step", "100000"], "pass 0 to"),
     ],
 )
@@ -145,7 +145,7 @@ def test_wrong_options_are_usage_errors(
     poles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], problem: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run("play", "--from", poles, *options)
+    result = run("play", poles, *options)
     assert result.exit_code == 2
     assert problem in result.stderr
     assert not (tmp_path / "t").exists()

@@ -98,9 +98,9 @@ def test_verify_on_the_command_line_says_what_came_out(tmp_path: Path) -> None:
     done = run("verify", tmp_path / "a", "--json", "--env", "CartPole-v1", "--episodes", "1")
     assert done.exit_code == 3
     assert json.loads(done.stdout)["verdict"] == "differs"
-    done = run("replay", tmp_path / "a", "--atol", 1)
+    done = run("replay", tmp_path / "a", "--tolerance", "atol=1")
     assert done.exit_code == 2
-    assert "--atol needs a terminal or --human" in done.stderr
+    assert "--tolerance needs a terminal or --human" in done.stderr
 
 
 def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:

@@ -172,7 +172,16 @@ def test_verify_one_step_on_the_command_line(tmp_path: Path) -> None:
     assert last.startswith("2 episodes replayed: 2 different; 80 steps from recorded states: largest one-step error 4 ")
     assert "(observations[0] at step " in last
     done = run(
-        "verify", tmp_path / "t", *made, "--trust", "--tolerance", "rewards=20", "--atol", "20", "--episodes", "0"
+        "verify",
+        tmp_path / "t",
+        *made,
+        "--trust",
+        "--tolerance",
+        "rewards=20",
+        "--tolerance",
+        "atol=20",
+        "--episodes",
+        "0",
     )
     assert done.exit_code in (0, 3)
     done = run("verify", tmp_path / "t", *made)

@@ -379,9 +379,8 @@ def test_best_episodes_returns_the_best_and_the_worst(tmp_path: Path) -> None:
     )
     record_lengths(tmp_path / "t", [1] * 5, env)
     trace = open_trace(tmp_path / "t")
-    assert trace.select(best=3).indices.tolist() == [3, 0, 4]
-    assert trace.select(worst=2).indices.tolist() == [2, 0]
-    assert trace.select(best=99).indices.tolist() == [3, 0, 4, 2]
+    assert trace.select(sort="-return", limit=3).indices.tolist() == [3, 0, 4]
+    assert trace.select(sort="return", limit=2).indices.tolist() == [2, 0]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

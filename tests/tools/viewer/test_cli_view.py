@@ -191,8 +191,8 @@ def test_a_step_that_is_not_there_is_refused(directory: Path) -> None:
         (["--episode", "0", "--step", "900"], "--step: 900: episode 0 has"),
         (["--step", "1"], "--step: needs --episode; pass both"),
         (
-            ["--episode", "0", "--best", "1"],
-            "--episode and --step exclude --save, --site and the selection of episodes",
+            ["--episode", "0", "--limit", "1"],
+            "--episode and --step exclude -o and the selection of episodes",
         ),
     ):
         refused = run("view", directory, *options)

@@ -605,7 +605,7 @@ def test_a_live_trace_grows_on_the_page(driver, tmp_path):
 
 def test_a_saved_page_opens_from_disk(driver, traces, tmp_path):
     target = tmp_path / "page.html"
-    ok("view", traces / "first", "--save", target)
+    ok("view", traces / "first", "-o", target)
     page = Page(driver, target.as_uri())
     page.go()
     page.until("document.querySelectorAll('.space .row').length === 4")

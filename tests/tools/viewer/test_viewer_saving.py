@@ -178,7 +178,7 @@ def test_a_page_of_another_version_is_not_filled_in(
 
 
 def test_the_command_saves_selected_episodes_and_says_how_large_they_are(directory: Path, tmp_path: Path) -> None:
-    done = run("view", str(directory), "--save", str(tmp_path / "x.html"), "--where", "index > 1")
+    done = run("view", str(directory), "-o", str(tmp_path / "x.html"), "--where", "index > 1")
     assert done.exit_code == 0, done.output
     first, last = done.output.splitlines()
     assert re.fullmatch(r"about [\d.]+ kB for 4 episodes", first)
@@ -189,7 +189,7 @@ def test_the_command_saves_selected_episodes_and_says_how_large_they_are(directo
 
 def test_the_command_says_what_it_left_out(directory: Path, tmp_path: Path) -> None:
     limit = empty_page() // 1000 + 75
-    done = run("view", str(directory), "--save", str(tmp_path / "x.html"), "--max-bytes", f"{limit}kB")
+    done = run("view", str(directory), "-o", str(tmp_path / "x.html"), "--max-bytes", f"{limit}kB")
     assert done.exit_code == 0, done.output
     assert f"skipped, beyond {limit} kB" in done.output
     assert (tmp_path / "x.html").stat().st_size <= 1000 * limit
@@ -198,12 +198,12 @@ def test_the_command_says_what_it_left_out(directory: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--max-bytes", "5MB"], "--max-bytes: needs --save"),
-        (["--save", "x.html", "--port", "80"], "--save excludes"),
-        (["--save", "x.html", "--max-bytes", "many"], "'many' is not a size; write 25MB, 500kB or a number of bytes"),
-        (["--save", "x.html", "--max-bytes", "0"], "'0' is not a size"),
-        (["--save", "x.html", "--where", "retrun > 1"], "did you mean 'return'"),
-        (["--save", "x.html", "--max-bytes", "1kB"], "the first episode alone takes"),
+        (["--max-bytes", "5MB"], "--max-bytes: needs -o FILE.html"),
+        (["-o", "x.html", "--port", "80"], "-o excludes"),
+        (["-o", "x.html", "--max-bytes", "many"], "'many' is not a size; write 25MB, 500kB or a number of bytes"),
+        (["-o", "x.html", "--max-bytes", "0"], "'0' is not a size"),
+        (["-o", "x.html", "--where", "retrun > 1"], "did you mean 'return'"),
+        (["-o", "x.html", "--max-bytes", "1kB"], "the first episode alone takes"),
     ],
 )
 def test_wrong_usage_of_save_is_refused(
@@ -217,6 +217,6 @@ def test_wrong_usage_of_save_is_refused(
 
 
 def test_a_selection_without_episodes_is_an_error(directory: Path, tmp_path: Path) -> None:
-    done = run("view", str(directory), "--save", str(tmp_path / "x.html"), "--where", "return > 1e9")
+    done = run("view", str(directory), "-o", str(tmp_path / "x.html"), "--where", "return > 1e9")
     assert done.exit_code == 1
     assert "none of 6 episodes matches" in done.output

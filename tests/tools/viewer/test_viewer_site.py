@@ -162,7 +162,7 @@ def test_a_trace_inside_the_site_stays_and_others_are_copied(tmp_path):
     inside, elsewhere = tmp_path / "site" / "runs" / "a b", tmp_path / "other" / "a b"
     for directory in (inside, elsewhere):
         cartpoles(directory, 3)
-    shown = ok("view", str(inside), str(elsewhere), "--site", str(tmp_path / "site"))
+    shown = ok("view", str(inside), str(elsewhere), "-o", str(tmp_path / "site"))
     assert "6 episodes" in shown.output
     assert "1 trace copied" in shown.output
     listed = json.loads((tmp_path / "site" / "traces.json").read_text())["traces"]
@@ -176,7 +176,7 @@ def test_a_trace_inside_the_site_stays_and_others_are_copied(tmp_path):
 
 def test_a_site_holds_only_the_selected_episodes(tmp_path):
     cartpoles(tmp_path / "t", 5)
-    ok("view", str(tmp_path / "t"), "--limit", "2", "--site", str(tmp_path / "site"))
+    ok("view", str(tmp_path / "t"), "--limit", "2", "-o", str(tmp_path / "site"))
     assert len(open_trace(tmp_path / "site" / "t")) == 2
     with pytest.raises(TraceExists):
         save_site(tmp_path / "t", target=tmp_path / "site")
@@ -184,8 +184,8 @@ def test_a_site_holds_only_the_selected_episodes(tmp_path):
 
 def test_site_excludes_what_needs_a_server(tmp_path):
     cartpoles(tmp_path / "t", 1)
-    for words in (["--save", "a.html"], ["--port", "8000"], ["--episode", "0"]):
-        assert "exclude" in run("view", str(tmp_path / "t"), "--site", str(tmp_path / "site"), *words).output
+    for words in (["--port", "8000"], ["--episode", "0"]):
+        assert "exclude" in run("view", str(tmp_path / "t"), "-o", str(tmp_path / "site"), *words).output
     assert not (tmp_path / "site").exists()
 
 

@@ -104,7 +104,7 @@ async function inFolder(folder: URL): Promise<Listing> {
   if (!folder.pathname.endsWith("/")) folder.pathname += "/";
   const text = await (await found(folder.href)).text();
   const names = new Set([...text.matchAll(/href=["']?(?:\.\/)?([\w.-]+\.gtb(?:\.part)?|facts\.json)["'?]/gi)].map((match) => match[1]!));
-  if (!names.size) throw new Refusal(404, `${folder.href}: no list of files with a trace.`, "A host has to list the folder; 'gym-trace view DIR --site SITE' writes a site that needs no such list.");
+  if (!names.size) throw new Refusal(404, `${folder.href}: no list of files with a trace.`, "A host has to list the folder; 'gym-trace view DIR -o SITE' writes a site that needs no such list.");
   const sizes = await Promise.all([...names].map(async (name): Promise<[string, number]> => {
     const response = await reach(folder.href + name, { method: "HEAD" });
     return [name, Number(response.headers.get("Content-Length") ?? 0)];

@@ -1,4 +1,4 @@
-/* sources e8f13a4dad4d824266690a4838c54cc1 */
+/* sources 63f9b35166e89bf5954326e53d952703 */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
