@@ -8,7 +8,7 @@ lacking() {
     lacks=1
 }
 
-if unset="$(git grep -nE 'OWNER[./]' -- ':!tests/release.sh' ':!viewer' ':!gym_trace/tools/viewer/static' | grep -v 'hf://datasets/OWNER/')"; then
+if unset="$(git grep -nE 'OWNER[./]' -- ':!tests' ':!viewer' ':!gym_trace/tools/viewer/static' | grep -v 'hf://datasets/OWNER/')"; then
     echo "$unset"
     lacking "OWNER stands for the account of the repository and for the domain of its addresses; replace it in these lines"
 fi

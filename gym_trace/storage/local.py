@@ -303,8 +303,8 @@ def _allocate(fd: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
     else:
-        for begin in range(0, size, _BLOCK):
-            os.write(fd, bytes(min(_BLOCK, size - begin)))
+        while size:
+            size -= os.write(fd, bytes(min(_BLOCK, size)))  # after a short one, a full disk raises
 
 
 def _file_system(directory: str) -> str:
