@@ -114,22 +114,26 @@ def _legal(space: Any, observation: Any, info: Any, random: np.random.Generator)
 def record(golden: Path, packages: list[str]) -> int:
     recorded = 0
     problems: dict[str, list[str]] = {}
+    unfinished = golden / ".unfinished"
     for package in packages:
         for name, function in recordings(package):
             directory = golden / package / name.removeprefix(f"{package}.").replace(".", "/")
             if directory.exists():
                 continue
-            _, problem = in_a_process(function, name, directory)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _, problem = in_a_process(function, name, unfinished)
             if not problem:
-                verdicts, problem = in_a_process(verdicts_of, directory)
+                verdicts, problem = in_a_process(verdicts_of, unfinished)
                 differing = [verdict["verdict"] for verdict in verdicts or () if verdict["verdict"] != "identical"]
                 problem = f"does not repeat itself: {differing[0]}" if differing else problem
             if problem:
-                shutil.rmtree(directory, ignore_errors=True)
                 problems.setdefault(problem, []).append(name)
             else:
+                directory.parent.mkdir(parents=True, exist_ok=True)
+                unfinished.rename(directory)
                 recorded += 1
                 print(f"recorded {directory}", flush=True)
+    shutil.rmtree(unfinished, ignore_errors=True)
     print_problems("not recorded", problems)
     print(f"{recorded} environments recorded")
     return 0
