@@ -194,7 +194,9 @@ def demand_gymnasium(env: Any, kind: type, called: str) -> None:
     """Raise InvalidOption unless env is an instance of kind. called: name of the kind, for the message."""
     if not isinstance(env, kind):
         packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
-        way = next((way for package, way in _RECORDED_BY.items() if package in packages), "pass one")
+        make = "make_vec" if kind.__name__ == "VectorEnv" else "make"
+        one = f"pass gymnasium.{make}({env!r})" if isinstance(env, str) else "pass one"
+        way = next((way for package, way in _RECORDED_BY.items() if package in packages), one)
         raise InvalidOption(f"{type(env).__name__}: is not {called} of Gymnasium; {way}")
 
 

@@ -382,6 +382,8 @@ def record(
         >>> done.episodes, done.steps
         (3, 34)
     """
+    if not isinstance(env, VectorEnv):
+        demand_gymnasium(env, gymnasium.Env, "an environment")
     recorder: Any = env
     with ExitStack() as stack:
         stack.callback(lambda: recorder.close())

@@ -182,7 +182,7 @@ def test_the_trace_has_the_actions_and_seeds_that_the_environment_got(tmp_path: 
     assert trace[-1].outcome == "closed"
 
 
-def test_an_environment_without_a_recorder_is_refused() -> None:
+def test_an_environment_without_a_recorder_is_refused(tmp_path: Path) -> None:
     env = Countdown()
     with pytest.raises(InvalidOption, match=r"env: is not recorded; wrap it: TraceRecordingWrapper\(env, directory\)"):
         gym_trace.record_episodes(env, episodes=1)
@@ -191,8 +191,12 @@ def test_an_environment_without_a_recorder_is_refused() -> None:
         gym_trace.record_episodes(envs, episodes=1)
     assert env.seeds == envs.envs[0].unwrapped.seeds == []
     other: Any = "CartPole-v1"
-    with pytest.raises(InvalidOption, match="str: is not an environment of Gymnasium; pass one"):
+    advice = r"str: is not an environment of Gymnasium; pass gymnasium.make\('CartPole-v1'\)"
+    with pytest.raises(InvalidOption, match=advice):
         gym_trace.record_episodes(other, episodes=1)
+    with pytest.raises(InvalidOption, match=advice):
+        gym_trace.record(other, None, tmp_path / "t", episodes=1)
+    assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
