@@ -22,7 +22,7 @@ from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
-_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "start UTC")
+_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "bytes", "state", "start_time (UTC)")
 # Columns, and how to format them.
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "index": str,

@@ -39,10 +39,10 @@ def test_a_directory_of_traces_is_a_line_a_trace() -> None:
         "episodes",
         "steps",
         "return",
-        "size",
+        "bytes",
         "state",
-        "start",
-        "UTC",
+        "start_time",
+        "(UTC)",
     ]
     (pong,) = (line for line in table if line.startswith("pong "))
     *told, _, unit, state = pong.split()[1:8]

@@ -316,7 +316,7 @@ export class Player implements View {
       ]),
       h("div", { class: "numbers" }, [
         fact("return", (of) => of.return === null ? null : short(of.return, 6)),
-        fact("length", (of) => count(of.length)),
+        fact("steps", (of) => count(of.length)),
         ...(facts.figures ?? []).map(([name]) => fact(name, (of) => of.figures?.find(([one]) => one === name)?.[1] ?? null)),
         fact("lane", (of) => of.lane === null ? null : String(of.lane)),
         fact("seed", (of) => of.seed === null ? null : String(of.seed)),

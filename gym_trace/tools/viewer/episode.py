@@ -180,13 +180,13 @@ class ViewedEpisode:
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts that describe the episode."""
         one, about = self.episode, self._writer.about_or_empty
-        known = [("writer", one.writer), ("episode of the writer", str(one.episode_id)), ("split", one.split)]
+        known = [("writer", one.writer), ("episode_id", str(one.episode_id)), ("split", one.split)]
         if one.first_step:
-            known.append(("first step here", f"{one.first_step:,}"))
+            known.append(("first_step", f"{one.first_step:,}"))
         if (begun := one.start_time) is not None:
-            known.append(("started", f"{moment(np.datetime64(begun, 'ns'))} UTC"))
+            known.append(("start_time", f"{moment(np.datetime64(begun, 'ns'))} UTC"))
         if one.end_time is not None:
-            known.append(("took", f"{number(float(one._record['duration']) / 1e9)} s"))
+            known.append(("duration", f"{number(float(one._record['duration']) / 1e9)} s"))
         if not one.has_final_observation:
             known.append(("final observation", "not known"))
         try:

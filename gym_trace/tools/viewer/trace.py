@@ -363,7 +363,7 @@ class ViewedTrace:
         numbers = {"episode": index_of(trace).whole_indices[rows].astype(np.int32)}
         table = trace.episodes[rows]
         flags = self._flags(trace)[rows]
-        listed = [("episode", "number", "#"), ("length", "number", "length"), ("return", "number", "return")]
+        listed = [("episode", "number", "#"), ("length", "number", "steps"), ("return", "number", "return")]
         listed += [("outcome", "text", "outcome"), ("flag", "text", "flag")]
         words: dict[str, tuple[list[str], Array]] = {
             "outcome": (list(OUTCOMES), outcome_codes(table).astype(np.uint8)),

@@ -150,10 +150,10 @@ export class Episode {
     const more = await this.start();
     const seed = start === null || start.seed === -1n ? null : start.seed === -2n ? toJson(more.get("seed") ?? null) : start.seed <= BigInt(Number.MAX_SAFE_INTEGER) ? Number(start.seed) : String(start.seed);
     const environment = writer.schema.environment ?? {};
-    const facts: [string, string][] = [["writer", writer.id], ["episode of the writer", String(first.episode % ID_RANGE)], ["split", String(writer.schema.split)]];
-    if (firstStep) facts.push(["first step here", firstStep.toLocaleString("en-US")]);
-    if (start) facts.push(["started", `${new Date(Number(start.start / 1000000n)).toISOString().slice(0, 19).replace("T", " ")} UTC`]);
-    if (start && end) facts.push(["took", `${Number((Number(end.duration) / 1e9).toPrecision(4))} s`]);
+    const facts: [string, string][] = [["writer", writer.id], ["episode_id", String(first.episode % ID_RANGE)], ["split", String(writer.schema.split)]];
+    if (firstStep) facts.push(["first_step", firstStep.toLocaleString("en-US")]);
+    if (start) facts.push(["start_time", `${new Date(Number(start.start / 1000000n)).toISOString().slice(0, 19).replace("T", " ")} UTC`]);
+    if (start && end) facts.push(["duration", `${Number((Number(end.duration) / 1e9).toPrecision(4))} s`]);
     if (!this.hasFinal) facts.push(["final observation", "not known"]);
     if (seed !== null) facts.push(["seed", String(seed)]);
     const options = more.get("options");

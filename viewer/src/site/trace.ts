@@ -172,7 +172,7 @@ export class Trace {
   episodes(where: string, search: string, sort: string, offset: number, limit: number): Bytes {
     const chosen = this.selected(where, search, sort);
     const rows = chosen.subarray(Math.max(0, offset), Math.max(0, offset) + Math.max(0, Math.min(limit, MOST_ROWS)));
-    const columns = [["episode", "number", "#"], ["length", "number", "length"], ["return", "number", "return"], ["outcome", "text", "outcome"], ["flag", "text", "flag"]];
+    const columns = [["episode", "number", "#"], ["length", "number", "steps"], ["return", "number", "return"], ["outcome", "text", "outcome"], ["flag", "text", "flag"]];
     const values: Record<string, Float64Array> = { episode: Float64Array.from(rows) };
     const take = (name: string): Float64Array => Float64Array.from(rows, (row) => this.numbers[name]![row]!);
     const words: Record<string, string[]> = { outcome: OUTCOMES, flag: ["", ...FLAGS], damage: ["", "damaged"] };
