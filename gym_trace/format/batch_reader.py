@@ -12,6 +12,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace, warn
 from gym_trace.format import wire
+from gym_trace.format.column_table import COLUMNS, StoredColumns
 from gym_trace.format.columns import (
     Buffer,
     ColumnDescriptor,
@@ -218,6 +219,7 @@ class Index(NamedTuple):
     chunks: Array
     totals: dict[Path, list[int]]
     slabs: SlabLedger
+    columns: StoredColumns | None = None
 
 
 class RowBudget:
@@ -246,6 +248,7 @@ class BatchReader:
         fragments: fragment tables of all readable chunks.
         chunks: offset, length, number of fragments and observation rows of each chunk (wire.CHUNK_ENTRY).
         totals: raw and stored bytes of each column.
+        columns: columns of the chunks by the index; None: they are only in the chunks.
         slabs: the slabs of the ring that these chunks come from.
         damage: damage found so far, except the torn end of an unsealed batch and ranges restored by parity.
         healed: damaged ranges that parity has restored.
@@ -309,6 +312,7 @@ class BatchReader:
         self.totals: dict[Path, list[int]] = {}
         self.fragments = Fragments()
         self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
+        self.columns: StoredColumns | None = None
         self._read_to = wire.HEADER_SIZE
 
     def _load_listed(self, file: Reader, listed: ListedIndex) -> bool:
@@ -319,7 +323,7 @@ class BatchReader:
         try:
             if self._header_at(source, listed.header.offset) != listed.header:
                 return False
-            self.fragments, self.chunks, self.totals, self.slabs = self._index(source, listed.header)
+            self._take(self._index(source, listed.header))
         except CorruptTrace:
             return False
         self.sealed = self.ended = True
@@ -386,12 +390,7 @@ class BatchReader:
         offset = int(self.chunks["offset"][number])
         try:
             with self.open() as file:
-                columns = self._known.get(offset)
-                if columns is None:
-                    _, _, columns = self._chunk_record(file, number)
-                    if len(self._known) >= _CACHED_CHUNKS:
-                        self._known.clear()
-                    self._known[offset] = columns
+                columns = self._columns_at(file, number)
                 if self._storage.ahead:
                     self._storage.expect(Span(self.name, at, c.stored) for c, at in columns if wanted(c.path))
                 blobs = {c.path: (c, checked(file, where, c)) for c, where in columns if wanted(c.path)}
@@ -401,23 +400,19 @@ class BatchReader:
         return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset))
 
     def expect(self, numbers: Iterable[int], wanted: Callable[[Path], bool]) -> None:
-        """Prefetch what read_chunk() reads for these chunks, in two round trips. Raises OSError, CorruptTrace."""
-        large = []
-        spans = []
-        for number in numbers:
-            offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
-            if length > _SMALL and offset not in self._known:
-                large.append(number)
-                length = wire.HEADER_SIZE
-            if length <= _SMALL:
-                spans.append(Span(self.name, offset, length))
-            else:
-                large.append(number)
-        self._storage.expect(spans)
+        """Prefetch what read_chunk() reads for these chunks, in one round trip; without an index of columns, in two.
+
+        Raises OSError, CorruptTrace.
+        """
+        numbers = list(numbers)
+        if self.columns is None:
+            entries = [self.chunks[["offset", "length"]][number].tolist() for number in numbers]
+            unread = [(at, length) for at, length in entries if at not in self._known]
+            self._storage.expect(Span(self.name, at, n if n <= _SMALL else wire.HEADER_SIZE) for at, n in unread)
         spans = []
         with self.open() as file:
-            for number in large:
-                columns = self._known.get(int(self.chunks["offset"][number])) or self._chunk_record(file, number)[2]
+            for number in numbers:
+                columns = self._columns_at(file, number)
                 spans += [Span(self.name, at, column.stored) for column, at in columns if wanted(column.path)]
         self._storage.expect(spans)
 
@@ -511,6 +506,18 @@ class BatchReader:
         metadata = metadata_of(file, header)
         return header, metadata, list(columns_of(header, metadata))
 
+    def _columns_at(self, file: Reader, number: int) -> list[tuple[ColumnDescriptor, int]]:
+        """Return the columns of a chunk with their offsets, by the index where each read takes a round trip."""
+        offset = int(self.chunks["offset"][number])
+        columns = self._known.get(offset)
+        if columns is None:
+            listed = self.columns if self._storage.ahead else None
+            columns = self._chunk_record(file, number)[2] if listed is None else listed.columns_in(number)
+            if len(self._known) >= _CACHED_CHUNKS:
+                self._known.clear()
+            self._known[offset] = columns
+        return columns
+
     # -- finding chunks -----------------------------------------------------------------------------------------------
 
     def _read_index(self, file: Reader) -> bool:
@@ -524,12 +531,15 @@ class BatchReader:
             header = self._header_at(file, footer.index_offset)
             if header is None or header.type != wire.INDEX:
                 raise CorruptTrace("checksum mismatch in the header of the index")
-            self.fragments, self.chunks, self.totals, self.slabs = self._index(file, header)
+            self._take(self._index(file, header))
         except CorruptTrace as error:
             self._damaged(footer.index_offset, self.size, error.problem)
             return False
         self.sealed = self.ended = True
         return True
+
+    def _take(self, index: Index) -> None:
+        self.fragments, self.chunks, self.totals, self.slabs, self.columns = index
 
     def _index(self, file: Reader, header: wire.RecordHeader) -> Index:
         metadata = metadata_of(file, header)
@@ -538,7 +548,11 @@ class BatchReader:
         chunks = decode(*self._table(tables, "chunks", wire.CHUNK_ENTRY)).view(wire.CHUNK_ENTRY)
         if sum(chunks["fragments"].tolist()) != len(fragments) or not _are_apart(chunks, header.offset):
             raise CorruptTrace("the tables of the index contradict each other")
-        return Index(fragments, chunks, _totals_of(metadata.get("totals")), SlabLedger.of_index(metadata))
+        columns: StoredColumns | None = None
+        if COLUMNS in tables:
+            entries = decode(*self._table(tables, "columns", wire.COLUMN_ENTRY)).view(wire.COLUMN_ENTRY)
+            columns = StoredColumns(entries, metadata.get("forms"), chunks)
+        return Index(fragments, chunks, _totals_of(metadata.get("totals")), SlabLedger.of_index(metadata), columns)
 
     def _read_schema(self, file: Reader) -> None:
         header = self._header_at(file, wire.HEADER_SIZE)

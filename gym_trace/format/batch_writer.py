@@ -15,6 +15,7 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
+from gym_trace.format.column_table import ColumnTable
 from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Path, Workspace
 from gym_trace.format.encoding_threads import EncodingThreads
 from gym_trace.format.kernels import crc32
@@ -106,6 +107,7 @@ class BatchWriter:
         self._fragments: list[Array] = []
         self._chunks: list[tuple[int, int, int, int]] = []
         self._totals: dict[Path, list[int]] = {}
+        self._columns = ColumnTable()
         self._slab: tuple[int, bool, int] | None = (
             None  # slab of the last chunk, True if more follows, and number of its latest chunks
         )
@@ -138,8 +140,10 @@ class BatchWriter:
         with self._storage.open(begun.name) as reader:
             self.size, self.crc = size_and_crc(reader)
             self._sequence = 1
-            if self._chunks:
-                self._sequence += begun.stored_chunk(reader, len(self._chunks) - 1).header.sequence
+            for number in range(len(self._chunks)):
+                chunk = begun.stored_chunk(reader, number)
+                self._sequence = 1 + chunk.header.sequence
+                self._columns.add(number, chunk.header.body_offset, chunk.columns)
 
     def has_space(self, fragments: int) -> bool:
         """Return True if the index has space for one more chunk with this number of fragments."""
@@ -168,7 +172,7 @@ class BatchWriter:
         if slab is not None:
             known = self._slab
             self._slab = (*slab, 1 + (known[2] if known is not None and known[0] == slab[0] else 0))
-        self._indexed(offset, fragments, described)
+        self._indexed(offset, len(metadata), fragments, described)
 
     def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
         """Append a chunk of another batch as stored, without reading its columns."""
@@ -190,10 +194,11 @@ class BatchWriter:
         self.size += wire.HEADER_SIZE + length
         self._sequence += 1
         self._pending = chunk.pending or ()
-        self._indexed(offset, fragments, chunk.columns)
+        self._indexed(offset, header.metadata_length, fragments, chunk.columns)
 
-    def _indexed(self, offset: int, fragments: Array, columns: Sequence[ColumnDescriptor]) -> None:
-        """Add the appended chunk to the index."""
+    def _indexed(self, offset: int, metadata: int, fragments: Array, columns: Sequence[ColumnDescriptor]) -> None:
+        """Add the appended chunk to the index. metadata: length of its metadata."""
+        self._columns.add(len(self._chunks), offset + wire.HEADER_SIZE + wire.aligned(metadata), columns)
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows(fragments)))
         self.fragments += len(fragments)
@@ -204,10 +209,13 @@ class BatchWriter:
         tables = {
             ("fragments",): wire.join_fragments(self._fragments),
             ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
+            **self._columns.tables(),
         }
         columns = [ColumnEncoder(path, threads.workspace).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
-        metadata = _metadata([column for column, _ in columns], self._slab, self._pending, totals=totals)
+        metadata = _metadata(
+            [column for column, _ in columns], self._slab, self._pending, totals=totals, **self._columns.metadata()
+        )
         index_offset = self.size
         self.index = index_text(self.name, self._record(wire.INDEX, metadata, [[blob] for _, blob in columns]))
         shape = shape_for(self.size)

@@ -65,6 +65,12 @@ FRAGMENT = np.dtype(
 OutOfRange = struct.error  # raised by pack_fragment for a number out of range
 pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # takes the fields of FRAGMENT in order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
+COLUMN_ENTRY = np.dtype(
+    [
+        *(("offset", "<u8"), ("chunk", "<u4"), ("form", "<u2"), ("encoding", "<u2")),
+        *(("rows", "<u4"), ("stored", "<u4"), ("raw", "<u4"), ("crc", "<u4")),
+    ]
+)
 
 # Plain integers, because operations on members of FragmentFlag are slow.
 STARTS, HAS_INITIAL, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)

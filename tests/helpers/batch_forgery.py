@@ -50,6 +50,11 @@ class Record:
         column, self.blobs[place] = ColumnEncoder((name,), Workspace(1)).encode(np.ascontiguousarray(table))
         self.metadata["columns"][place] = list(column)
 
+    def drop_column_table(self) -> None:
+        """Remove the table of columns from an index, as that of a trace before format 1.3."""
+        if (place := self.columns.get(("columns",))) is not None:
+            del self.metadata["columns"][place], self.blobs[place], self.metadata["forms"]
+
     def change_fragments(self, change: Callable[[Any], Any]) -> None:
         self.fragments = change(self.table("fragments", wire.FRAGMENT))
         self.put_table("fragments", self.fragments)
@@ -86,6 +91,7 @@ class Forgery:
             if record.kind == wire.INDEX:
                 index_at = start
                 if reindexed:
+                    record.drop_column_table()
                     record.put_table("fragments", np.concatenate(tables))
                     record.put_table("chunks", np.array(places, wire.CHUNK_ENTRY))
             metadata = pack(record.metadata)

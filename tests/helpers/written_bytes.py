@@ -83,7 +83,7 @@ def record_lines(kind: int, number: int, metadata: dict[str, Any], body: bytes) 
         blob = body[begin : begin + stored]
         data = zstandard.ZstdDecompressor().decompressobj().decompress(blob) if encoding & 1 else blob
         assert len(data) == raw
-        varies = path in (["fragments"], ["chunks"])
+        varies = path in (["fragments"], ["chunks"], ["columns"])
         if varies:
             data = without_what_varies(path, data, encoding, rows)
         begin += aligned(stored)
@@ -96,13 +96,14 @@ def record_lines(kind: int, number: int, metadata: dict[str, Any], body: bytes) 
 
 
 def without_what_varies(path: list[Any], data: bytes, encoding: int, rows: int) -> bytes:
-    """Return fragments without times, and chunks without offsets and lengths."""
+    """Return fragments without times, chunks without offsets and lengths, columns by chunk, form and rows."""
     width = 80 if path == ["fragments"] else 32
     assert not encoding & ~11, "tables are shuffled, constant, or plain"
     table = np.frombuffer(data, np.uint8)
     table = table.reshape(width, -1).T if encoding & 2 else table.reshape(-1, width)
     table = np.broadcast_to(table, (rows, width))
-    return bytes(table[:, :TIMES].tobytes() if path == ["fragments"] else table[:, 16:].tobytes())
+    kept = {"fragments": np.r_[:TIMES], "chunks": np.r_[16:32], "columns": np.r_[8:14, 16:20]}[path[0]]
+    return bytes(table[:, kept].tobytes())
 
 
 # -- environments ------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ export class Batch {
     for (const column of columns.values()) column.rows = rowsOf(column);
     const fragments = columns.get("fragments")?.rows.map((row) => readFragment(row)) ?? [];
     this.records.push({ type, metadata, columns, fragments, offset: u64(head, 24),
-      length: HEADER + align(packed.length) + body.length });
+      length: HEADER + align(packed.length) + body.length, bodyLength: body.length });
   }
 
   /** What is no record is damage, unless it is the end of a batch whose writer was killed. */
@@ -100,6 +100,22 @@ export class Batch {
     return this.records.find((record) => record.type === SCHEMA)?.metadata;
   }
 
+  /** An index that has the columns of the chunks has all of them, where they are. */
+  checkColumns(index, chunks) {
+    if (!index.columns.has("columns")) return;
+    const listed = index.columns.get("columns").rows.map((row) => [u64(row, 0), u32(row, 8), ...index.metadata.forms[u16(row, 12)],
+      u32(row, 16), u16(row, 14), u32(row, 20), u32(row, 24), u32(row, 28)]);
+    const found = chunks.flatMap((chunk, number) => {
+      let at = chunk.offset + chunk.length - chunk.bodyLength;
+      return chunk.metadata.columns.map((descriptor) => {
+        const entry = [at, number, ...descriptor];
+        at += align(descriptor[5]);
+        return entry;
+      });
+    });
+    demand(JSON.stringify(listed) === JSON.stringify(found), "columns of the index");
+  }
+
   /** The index of an undamaged batch says what its chunks say. */
   checkIndex(footer) {
     const chunks = this.chunks, index = this.records.at(-1);
@@ -111,6 +127,7 @@ export class Batch {
       const found = [offset, length, fragments.length, total(fragments.map(observationRows))];
       demand(found.every((number, j) => number === u64(row, 8 * j)), "chunks of the index");
     });
+    this.checkColumns(index, chunks);
     for (const [path, raw, stored] of index.metadata.totals) {
       const columns = chunks.map((chunk) => chunk.columns.get(path.join("/"))).filter((column) => column !== undefined);
       const sizes = columns.map(({ encoding, raw, rows }) =>

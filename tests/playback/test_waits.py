@@ -17,7 +17,7 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_a_reader_of_21_chunks_waits_at_most_three_times(
+def test_a_reader_of_21_chunks_waits_at_most_twice(
     name: str,
     short: dict[str, bytes],
     long: dict[str, bytes],
@@ -27,5 +27,5 @@ def test_a_reader_of_21_chunks_waits_at_most_three_times(
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
     if name in ("to_arrow", "export parquet"):
         pytest.importorskip("pyarrow")
-    assert waits_of(name, short, tmp_path)[0] <= 3
-    assert waits_of(name, long, tmp_path)[0] <= 3
+    assert waits_of(name, short, tmp_path)[0] <= 2
+    assert waits_of(name, long, tmp_path)[0] <= 2

@@ -6,13 +6,20 @@ from typing import Any
 from unittest import mock
 
 import fsspec
+import numpy as np
 import pytest
+from batch_forgery import taken_apart
 from faulty_store import FaultyFileSystem
+from gymnasium import spaces
 from long_tests import LONG
-from runs import CountingEnv, play, record_lengths
+from runs import play, record_lengths
+from scripted_env import Result, ToyEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import TraceError
+from gym_trace.format import wire
+from gym_trace.playback.episode_index import index_of
+from gym_trace.playback.row_types import row_types
 from gym_trace.playback.trace import Trace
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
@@ -24,10 +31,20 @@ def quick() -> None:
     FaultyFileSystem.reset()
 
 
+class Noise(ToyEnv):
+    """Observations of incompressible bytes, so that batches differ, but not in size."""
+
+    observation_space = spaces.Box(0, 255, (64,), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def result(self, action: Any) -> Result:
+        return Result(self.np_random.integers(0, 256, 64, np.uint8), float(self.t), self.t == 9)
+
+
 def batches(directory: Path, count: int, **options: Any) -> Path:
     """Record one batch per episode."""
     small = mock.patch("gym_trace.format.batch_files.BATCH_BYTES", 1)
-    with small, TraceRecordingWrapper(CountingEnv(), directory, flush_seconds=1e6, **options) as recorder:
+    with small, TraceRecordingWrapper(Noise(), directory, flush_seconds=1e6, **options) as recorder:
         for number in range(count):
             play(recorder, 1, number)
             recorder.flush()
@@ -153,9 +170,11 @@ def test_a_damaged_chunk_of_a_listed_batch_is_restored_by_parity(tmp_path: Path)
     batches(tmp_path, 3, uid="w")
     known = steps_of(open_trace(tmp_path))
     path = tmp_path / "w.000001.gtb"
-    offset = int(open_trace(tmp_path).readers[0].batches[1].chunks["offset"][0])
+    columns = index_of(open_trace(tmp_path)).readers[0].batches[1].columns
+    assert columns is not None
+    (offset,) = (at for column, at in columns.columns_in(0) if column.path == ("observations",))
     data = bytearray(path.read_bytes())
-    data[offset + 20] ^= 1
+    data[offset + 5] ^= 1
     path.write_bytes(data)
     trace = open_trace(uploaded(tmp_path))
     with pytest.warns(UserWarning, match="restored by its parity"):
@@ -166,7 +185,7 @@ def test_batches_that_were_dropped_are_not_expected_at_a_url(tmp_path: Path) -> 
     with mock.patch("gym_trace.recording.newest._LEAST_BATCH", 2000):
         record_lengths(tmp_path, [20] * 40, keep_bytes=10_000, flush_after=16, flush_seconds=1e6)
     trace = open_trace(tmp_path)
-    assert trace.readers[0].files.listed()[1]
+    assert index_of(trace).readers[0].files.listed()[1]
     assert steps_of(open_trace(uploaded(tmp_path))) == steps_of(trace)
 
 
@@ -185,3 +204,44 @@ def test_a_check_reads_each_batch_in_one_request(tmp_path: Path) -> None:
     report = check_trace(uploaded(tmp_path))
     assert (report.files, report.damages) == (30, [])
     assert requests() == {"list": 1, "jsonl": 1, "gtb": 30}
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> Path:
+    """Return a trace of one batch with 25 chunks, each of which takes several blocks."""
+    with small_blocks(rows=400, chunk=1 << 20), TraceRecordingWrapper(Noise(), tmp_path, flush_seconds=1e6) as recorder:
+        play(recorder, 800)
+    assert index_of(open_trace(tmp_path)).readers[0].chunk_count == 25
+    return tmp_path
+
+
+def test_types_of_columns_are_known_without_a_request(chunks: Path) -> None:
+    trace = open_trace(uploaded(chunks))
+    assert row_types(trace) == row_types(open_trace(chunks))
+    assert requests() == {"list": 1, "jsonl": 1}
+
+
+def test_a_column_takes_at_most_a_request_for_each_chunk(chunks: Path) -> None:
+    trace = open_trace(uploaded(chunks))
+    assert sum(episode.rewards.sum() for episode in trace.scan(["rewards"])) == 800 * 45
+    assert requests()["gtb"] <= 25
+
+
+def test_an_episode_takes_a_request_for_each_of_its_columns(chunks: Path) -> None:
+    trace = open_trace(uploaded(chunks))
+    episode, known = trace[417], open_trace(chunks)[417]
+    assert episode.observations.tolist() == known.observations.tolist()
+    assert episode.actions.tolist() == known.actions.tolist()
+    assert episode.rewards.tolist() == known.rewards.tolist()
+    assert sum(requests().values()) <= 6
+
+
+def test_columns_of_an_index_that_differ_from_the_chunks_are_damage(tmp_path: Path) -> None:
+    batches(tmp_path, 1, uid="w")
+    path = tmp_path / "w.000000.gtb"
+    forgery = taken_apart(path)
+    table = forgery.index.table("columns", wire.COLUMN_ENTRY).copy()
+    table["crc"][1] ^= 1
+    forgery.index.put_table("columns", table)
+    path.write_bytes(forgery.data(reindexed=False))
+    assert any("index does not agree" in damage.problem for damage in check_trace(tmp_path).damages)

@@ -33,6 +33,7 @@ from gym_trace.format.batch_reader import (
     observation_rows,
     size_and_crc,
 )
+from gym_trace.format.column_table import StoredColumns
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Buffer, ColumnDescriptor, ColumnEncoder, Workspace, decode
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
@@ -256,7 +257,7 @@ class BatchInspector(BatchReader):
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
         self.fragments, self.chunks = Fragments(), np.empty(0, wire.CHUNK_ENTRY)
-        self.totals, self.sealed, self.slabs = {}, False, SlabLedger()
+        self.totals, self.columns, self.sealed, self.slabs = {}, None, False, SlabLedger()
         return False
 
     def _walk_record(
@@ -328,6 +329,8 @@ class BatchInspector(BatchReader):
         per_chunk = index.chunks["fragments"].astype(np.int64)
         if index.fragments[np.repeat(is_found, per_chunk)].tobytes() != self.fragments[:].tobytes():
             return False
+        if index.columns is not None and not self._match_columns(index.columns, np.flatnonzero(is_found).tolist()):
+            return False
         if is_found.all():
             return index.totals == self.totals
         damages = sorted(self.damage, key=lambda damage: damage.start)
@@ -335,6 +338,14 @@ class BatchInspector(BatchReader):
         ends = np.maximum.accumulate(np.array([0, *(damage.end for damage in damages)], np.int64))
         offsets = index.chunks["offset"][~is_found].astype(np.int64)
         return bool((offsets < ends[np.searchsorted(starts, offsets, side="right")]).all())
+
+    def _match_columns(self, columns: StoredColumns, found: list[int]) -> bool:
+        """Return True if the index has the columns of the chunks. found: their numbers in the index."""
+        try:
+            with self.open() as file:
+                return all(columns.columns_in(i) == self._chunk_record(file, n)[2] for n, i in enumerate(found))
+        except CorruptTrace:
+            return False
 
 
 class Examination:

@@ -25,7 +25,7 @@ def broken(directory: Path, *columns: tuple[Any, ...], every: bool = False, **op
         for path in columns:
             if path in chunk.columns and (blob := chunk.blobs[chunk.columns[path]]):
                 chunk.blobs[chunk.columns[path]] = bytes([blob[0] ^ 1]) + blob[1:]
-    batch.write_bytes(forged.data())
+    batch.write_bytes(forged.data(reindexed=False))
     return directory
 
 
