@@ -1,4 +1,4 @@
-"""Audit environments of other packages, and write the table of docs/guides/audit.md.
+"""Audit environments of other packages, and write AUDITS.md.
 
 Usage: python benchmarks/audits.py [WORD ...]    with words: only lines of ENVIRONMENTS with one of them
 
@@ -22,8 +22,11 @@ from typing import Any
 from gym_trace.tools.audit.report import CLAIMS
 
 RESULTS = Path(__file__).with_name("audits.json")
-PAGE = Path(__file__).parents[1] / "docs" / "guides" / "audit.md"
-BEGIN, END = "<!-- begin: benchmarks/audits.py -->", "<!-- end: benchmarks/audits.py -->"
+PAGE = Path(__file__).with_name("AUDITS.md")
+HEAD = """# Audits
+
+Written by `python benchmarks/audits.py`. [The guide](../docs/guides/audit.md) explains the claims; – is "not tried".
+"""
 MOST_TEXTS = 12  # listed for one claim; above it, only names
 SECONDS = 1800  # most of an audit
 MARKS = {"yes": "yes", "no": "**no**", "not tried": "–"}
@@ -136,8 +139,7 @@ def main(wanted: list[str]) -> None:
             results[name_of(line)] = {"date": report["date"], "versions": report["versions"], "claims": claims}
             order = {name: results[name] for name in map(name_of, lines) if name in results}
             RESULTS.write_text(json.dumps(order, indent=1) + "\n", encoding="utf-8")
-            before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-            PAGE.write_text(f"{before}{BEGIN}\n{table(order)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+            PAGE.write_text(f"{HEAD}\n{table(order)}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

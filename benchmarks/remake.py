@@ -1,4 +1,4 @@
-"""The cost of gym_trace.remake() beside the script that one would write; the table of docs/guides/remake.md.
+"""The cost of gym_trace.remake() beside the script that one would write; the table of benchmarks/MEASUREMENTS.md.
 
     pip install "gymnasium[mujoco]" "mujoco<3.4" ale-py gymnasium-robotics
     MUJOCO_GL=egl python benchmarks/remake.py

@@ -1,17 +1,14 @@
 """Contents of the site other than the pages of docs/.
 
 - reference/cli.md is made from the commands.
+- A comment `<!-- on the site: NAME -->` becomes what ADDED has for it. In the clone it is invisible.
 - PAGES of the repository are shown, too. Links to a file that is not on the site become plain text.
-- {{ NAME }} is replaced by a table of benchmarks/results.json or device.json, see FIGURES.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import posixpath
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +21,17 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from gym_trace.linting import all_kinds, all_rules
+
 ROOT = Path(__file__).parent.parent
-BENCHMARKS = ROOT / "benchmarks"
 # The site shows these pages of the repository under other names.
 PAGES = {
     "CHANGELOG.md": "project/changelog.md",
     "CODE_OF_CONDUCT.md": "project/conduct.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
+    "benchmarks/AUDITS.md": "project/audits.md",
+    "benchmarks/MEASUREMENTS.md": "project/measurements.md",
     "benchmarks/RESULTS.md": "project/benchmarks.md",
     "benchmarks/TRAINING.md": "project/training-benchmarks.md",
     "sample_traces/README.md": "project/sample-traces.md",
@@ -54,6 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Point links between the pages of docs/ and those of the repository at their places on the site."""
     path = page.file.src_uri
+    if path == "reference/troubleshooting.md":
+        page.meta["search"] = {"boost": 10}  # a search for the words of a message finds them here first
     source = {place: source for source, place in SITE.items()}.get(path, f"docs/{path}")
 
     def linked(found: re.Match[str]) -> str:
@@ -71,9 +73,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             return found[0]  # mkdocs reports it
         return f"{picture}[{text}]({posixpath.relpath(place, posixpath.dirname(path) or '.')}{anchor})"
 
-    for name, shown in FIGURES.items():
-        if f"{{{{ {name} }}}}" in markdown:
-            markdown = markdown.replace(f"{{{{ {name} }}}}", shown(figures()))
+    for name, text in ADDED.items():
+        markdown = markdown.replace(f"<!-- on the site: {name} -->", text())
     outside_of_code = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)
     return "".join(part if number % 2 else _LINK.sub(linked, part) for number, part in enumerate(outside_of_code))
 
@@ -99,8 +100,8 @@ def cli_reference() -> str:
 def _reference() -> Iterator[str]:
     yield "# Command line\n"
     yield "```bash\ngym-trace --version\n```\n"
-    yield "`gym-trace COMMAND --help-all` prints the same; `--help` omits rare options."
-    yield "[Exit codes](exit-codes.md) are common to all commands."
+    yield "`gym-trace COMMAND --help` prints the same but for rare options, `--help-all` all of it."
+    yield "[Exit codes](troubleshooting.md#exit-codes) are common to all commands."
     yield "The [guides](../guides/record.md) explain the options by task."
     context = click.Context(cli, info_name="gym-trace")
     for name, (_, _, summary) in COMMANDS.items():
@@ -122,63 +123,13 @@ def _help(command: click.Command, name: str) -> str:
     return f"```text\n{full_help(context)}\n```"
 
 
-# -- benchmarks -------------------------------------------------------------------------------------------------------
+def _names() -> str:
+    return (ROOT / "docs" / "api_names.txt").read_text(encoding="utf-8")
 
 
-@functools.cache
-def figures() -> Any:
-    """Return the figures of the latest results of make bench."""
-    sys.path.insert(0, str(BENCHMARKS))
-    from figures import Figures
-
-    return Figures(json.loads((BENCHMARKS / "results.json").read_text(encoding="utf-8")))
+def _rules() -> str:
+    rows = [f"| {kind.code} | {kind.severity} | {kind.what} |" for kind in all_kinds(all_rules())]
+    return "\n".join(["| code | severity | finding |", "|---|---|---|", *rows])
 
 
-def _machine(found: Any) -> str:
-    results = found.results
-    machine, versions = results["machine"], results["versions"]["gym-trace"]
-    return (
-        f"Medians of {results['repeats']} runs on {results['date']}, {machine['cpu']}, {machine['cores']} shared, "
-        f"noisy cores (Python {versions['Python']}, Gymnasium {versions['gymnasium']})."
-    )
-
-
-def _recording(found: Any) -> str:
-    from contestants import TITLES
-    from tables import table
-
-    shown = {"cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5", "pong": "ALE/Pong-v5, raw frames"}
-    rows = []
-    for name, title in TITLES.items():
-        measured = [found.recorded[workload].get(name) for workload in shown]
-        cells = [_cell(one) if one and one.added else "–" for one in measured]
-        rows.append([f"**{title}**" if name == "gym-trace" else title, *cells])
-    return table(["µs added per step (bytes per step)", *shown.values()], rows)
-
-
-def _cell(one: Any) -> str:
-    from tables import median
-
-    added = median(one.added) if one.added.median > 0 else "in the noise"
-    return f"{added} ({median(one.bytes)})"
-
-
-def _killed(found: Any) -> str:
-    from contestants import TITLES
-    from tables import between, table
-
-    rows = [[TITLES[name], between(killed.lost)] for name, killed in found.killed.items()]
-    return table(["", "lost, s (min – max)"], rows)
-
-
-def _device(_: Any) -> str:
-    """Return the tables of make bench-device, if there are results."""
-    stored = BENCHMARKS / "device.json"
-    if not stored.exists():
-        return ""
-    from device import report
-
-    return report(json.loads(stored.read_text(encoding="utf-8")))
-
-
-FIGURES = {"machine": _machine, "recording": _recording, "killed": _killed, "device": _device}
+ADDED = {"docs/api_names.txt": _names, "gym-trace lint --rules": _rules}

@@ -22,7 +22,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 DOCUMENTS = [
     *PAGES,
     *sorted(ROOT.glob("*.md")),
-    ROOT / "benchmarks" / "RESULTS.md",
+    *sorted((ROOT / "benchmarks").glob("*.md")),
     ROOT / "sample_traces" / "README.md",
 ]
 PLACES = re.compile(r"`([\w./-]+(?:/|\.(?:py|txt|toml|md)))`")
@@ -46,6 +46,12 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 def prose(page: Path) -> str:
     """Return a Markdown page without its code."""
     return re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_reads_well_on_a_forge(page: Path) -> None:
+    """The site's own syntax is text there: macros, tabs, admonitions, attributes."""
+    assert re.findall(r"\{\{|^(?:===|!!!|\?\?\?) |\{ ?[:.#]", prose(page), re.M) == []
 
 
 @cache
@@ -80,10 +86,11 @@ def test_the_navigation_of_the_site_has_every_page_once() -> None:
     "answer",
     [
         "guides/record.md#make-it-cheaper",
-        "concepts.md#ring",  # may I delete it?
+        "how-it-works.md#the-ring",  # may I delete it?
         "concepts.md#lane",
         "reference/benchmarks.md#size",
         "guides/cluster.md",
+        "reference/troubleshooting.md",
         "FORMAT.md",  # read it in Julia or C++
         "FORMAT.md#10-history",
         "cookbook/another-machine.md",
@@ -93,6 +100,20 @@ def test_the_navigation_of_the_site_has_every_page_once() -> None:
 )
 def test_the_home_page_links_to_the_answer(answer: str) -> None:
     assert f"]({answer})" in (DOCS / "index.md").read_text(encoding="utf-8")
+
+
+def test_the_error_messages_that_a_page_explains_are_those_of_the_code() -> None:
+    """A reader searches the site for the words of a message."""
+    source = "".join(
+        path.read_text(encoding="utf-8") for part in ("gym_trace", "cli") for path in (ROOT / part).rglob("*.py")
+    )
+    joined = re.sub(r"[\"']\s*\n\s*f?[\"']", "", source)  # a message on several lines
+    page = (DOCS / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^### ([^`\n]+)$", page, re.M)
+    messages = [message for title in titles for message in title.split(", ")]
+    foreign = {"Namespace ALE not found", "Environment … doesn't exist", "No space left on device"}
+    assert len(messages) > 15
+    assert [message for message in messages if message.rstrip("…]'") not in joined and message not in foreign] == []
 
 
 def test_there_are_few_examples_and_each_is_run_by_a_test() -> None:
