@@ -415,6 +415,20 @@ def open_to_others(status: os.stat_result, is_sticky_fine: bool = False) -> str:
     return "writable by others" if shared else ""
 
 
+def cache_root() -> Path:
+    """Return the cache directory, made if missing: $GYM_TRACE_CACHE, or the user's.
+
+    Raises InvalidOption if other users could replace its files, because these are trusted.
+    """
+    given = os.environ.get("GYM_TRACE_CACHE")
+    root = Path(given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gym-trace")
+    with contextlib.suppress(OSError):  # writing to it will report the error
+        os.makedirs(root, mode=0o700, exist_ok=True)
+        if why := shared_with_others(root):
+            raise InvalidOption(f"{root}: {why}; set GYM_TRACE_CACHE to a directory that only you can write to")
+    return root
+
+
 def shared_with_others(directory: str | os.PathLike[str]) -> str:
     """Say why other users may have put files into a directory, or made this link to one; return "" if they cannot.
 

@@ -21,8 +21,9 @@ from gym_trace.data.values import Array
 from gym_trace.playback.episode_index import EpisodeIndex, RecordedEpisodes, index_of, whole_of
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.sampling.rows import agreed_layouts, chosen_row_types
-from gym_trace.playback.sampling.store import CACHE_KEY, Known, default_root, identified
+from gym_trace.playback.sampling.store import CACHE_KEY, Known, identified
 from gym_trace.playback.scan import OMITTED, Scan
+from gym_trace.storage.local import cache_root
 from gym_trace.storage.staging import replaced_file
 
 _VERSION = 3
@@ -60,7 +61,7 @@ def moments_of(trace: RecordedEpisodes, roots: frozenset[str]) -> dict[str, Any]
     described = json.dumps(
         [_VERSION, str(trace.directory), [[[*path], *row_type[:2]] for path, row_type in numeric.items()]], default=str
     )
-    file = default_root() / hashlib.sha256(described.encode()).hexdigest()[:32] / _FILE
+    file = cache_root() / hashlib.sha256(described.encode()).hexdigest()[:32] / _FILE
     episodes = identified(content, index_of(trace).readers, content["steps"])
     is_finished = content["outcome"] != "running"
     known, sums = Known(np.zeros(0, CACHE_KEY)), {path: _empty(row_type) for path, row_type in numeric.items()}

@@ -12,9 +12,10 @@ from gym_trace.playback.episode_index import RecordedEpisodes, whole_of, writer_
 from gym_trace.playback.sampling.batches import CACHES, Batches, Make, Order, check_positive
 from gym_trace.playback.sampling.items import Hindsight, Trajectories, Transitions, Windows
 from gym_trace.playback.sampling.rows import DecodePlan, planned
-from gym_trace.playback.sampling.store import Disk, Growing, decoded, default_root
+from gym_trace.playback.sampling.store import Disk, Growing, decoded
 from gym_trace.playback.sampling.stream import Stream
 from gym_trace.playback.scan import OnDamage
+from gym_trace.storage.local import cache_root
 
 Kind = tuple[Make, "tuple[int, int] | None"]  # function that makes items, and the steps that they need before and after
 TRAJECTORIES: Kind = Trajectories, None
@@ -66,7 +67,7 @@ def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDama
     if cache == "memory":
         return Batches(trace, order, make, decoded, plan, on_damage)
     if cache == "disk":
-        disk = Disk(default_root(), order.cache_bytes)
+        disk = Disk(cache_root(), order.cache_bytes)
         disk.check(plan)
         return Batches(trace, order, make, disk.rows, plan, on_damage)
     if cache is not None:

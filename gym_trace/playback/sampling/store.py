@@ -25,7 +25,7 @@ from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.row_types import RowType
 from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, in_memory
 from gym_trace.playback.writer_reader import WriterReader
-from gym_trace.storage.local import lock, shared_with_others
+from gym_trace.storage.local import lock
 from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
@@ -42,20 +42,6 @@ def decoded(plan: DecodePlan) -> DecodedRows:
     indices, again = plan.distinct()
     rows = plan.decode([plan.episodes(indices)], in_memory)
     return plan.rows(rows.columns, plan.episodes(), rows.steps[again], rows.seen[again])
-
-
-def default_root() -> FilePath:
-    """Return the cache directory, made if missing: $GYM_TRACE_CACHE, or the user's.
-
-    Raises InvalidOption if other users could replace its files, because these are trusted.
-    """
-    given = os.environ.get("GYM_TRACE_CACHE")
-    root = FilePath(given or FilePath(os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache") / "gym-trace")
-    with suppress(OSError):  # writing to it will report the error
-        os.makedirs(root, mode=0o700, exist_ok=True)
-        if why := shared_with_others(root):
-            raise InvalidOption(f"{root}: {why}; set GYM_TRACE_CACHE to a directory that only you can write to")
-    return root
 
 
 @dataclass(frozen=True)

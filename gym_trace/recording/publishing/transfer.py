@@ -32,6 +32,7 @@ from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes
 from gym_trace.format.healing import HealReport, heal_batch
 from gym_trace.format.kernels import crc32
 from gym_trace.recording.dead_rings import take_in_rings
+from gym_trace.recording.publishing.known_objects import KnownObjects, is_opaque
 from gym_trace.recording.publishing.whole_files import (
     OnBytes,
     blocks,
@@ -45,7 +46,7 @@ from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, redacted, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
-from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched, is_tagged, md5_of, persistently
+from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched, md5_of, persistently
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import store_at
 
@@ -123,6 +124,8 @@ class Transfer:
         self._store = store_at(self._url)
         found = persistently(self._store.entries, self.report.url)
         self._remote = {name: stored for name, stored in found.items() if self._is_wanted(name)}
+        self._objects = KnownObjects(self._directory, self._url) if known is None else None
+        self._equal: dict[str, StoredObject] = {}  # objects that equal the local files of these names
         self._push: list[_Copy] = []
         self._pull: list[_Copy] = []
         self._compare()
@@ -204,6 +207,7 @@ class Transfer:
         is_facts = kind_of(name) == "facts"
         if is_prefix and size == stored.size:
             self.report.same += 1
+            self._equal[name] = stored
         elif is_facts or is_prefix:
             if is_facts or size > stored.size:
                 self._plan("push", _Copy(name, size, False))
@@ -214,9 +218,9 @@ class Transfer:
 
     def _compare_contents(self, names: list[str]) -> None:
         """Compare files of the same size that are not known to be the same."""
-        tagged = [name for name in names if is_tagged(self._remote[name]) and md5_of(self._remote[name]) is None]
-        by_ends = tagged if self._known is None else []  # these tags are not checksums
+        by_ends = [name for name in names if self._known is None and is_opaque(self._remote[name])]
         differing = self._with_other_ends(by_ends)
+        self._equal |= {name: self._remote[name] for name in by_ends if name not in differing}
         if same := len(by_ends) - len(differing):
             self.report.same += same
             self.report.remarks.append(
@@ -276,6 +280,8 @@ class Transfer:
     def _is_known(self, name: str, stored: StoredObject) -> bool:
         """Return True if a checksum or an earlier comparison shows that the local file begins with an object."""
         if self._known is not None and self._known.get(name) == stored:
+            return True
+        if self._objects is not None and self._objects.has(name, stored):
             return True
         md5 = md5_of(stored)
         if md5 is None:
@@ -338,6 +344,13 @@ class Transfer:
             calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
             calls += [partial(self._download, copy, crcs[1], add) for copy in self._pull if kind_of(copy.name) in kinds]
             _run_all(calls, workers)
+        if self._objects is not None:
+            self._equal |= {copy.name: self._remote[copy.name] for copy in self._pull}
+            if self._push:  # the store has given these objects their tags
+                listed = persistently(self._store.entries, self.report.url)
+                pushed = {copy.name: copy.size for copy in self._push}
+                self._equal |= {name: it for name, it in listed.items() if pushed.get(name) == it.size}
+            self._objects.add(self._equal.items())
         return self.report
 
     def confirmed(self) -> dict[str, int]:
