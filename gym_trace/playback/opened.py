@@ -45,19 +45,24 @@ class ChunkCache:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def has(self, writer: WriterReader, number: int, columns: _Columns) -> bool:
-        return _key(writer, number, columns) in self._chunks
+    def get(self, writer: WriterReader, number: int, columns: _Columns) -> Chunk | None:
+        """Return chunk() if it is in the cache; otherwise None."""
+        key = _key(writer, number, columns)
+        with self._lock:
+            if key not in self._chunks:
+                return None
+            self._chunks.move_to_end(key)
+            return self._chunks[key][0]
 
     def chunk(self, writer: WriterReader, number: int, columns: _Columns) -> Chunk:
         """Return a decoded chunk with the columns under a root, the column of a path, or several of these.
 
         Raises CorruptTrace.
         """
+        found = self.get(writer, number, columns)
+        if found is not None:
+            return found
         key = _key(writer, number, columns)
-        with self._lock:
-            if key in self._chunks:
-                self._chunks.move_to_end(key)
-                return self._chunks[key][0]
         roots = columns if isinstance(columns, frozenset) else frozenset((columns,))
         chunk = writer.unshared_chunk(number, roots)
         chunk.decode()
@@ -74,7 +79,7 @@ class ChunkCache:
         """Fetch several chunks together, before chunk() reads them, if each read takes a round trip."""
         if not writer.files.storage.ahead:
             return
-        missing = [number for number in dict.fromkeys(numbers) if not self.has(writer, number, root)]
+        missing = [number for number in dict.fromkeys(numbers) if self.get(writer, number, root) is None]
         if len(missing) > 1:
             with suppress(CorruptTrace):  # raised again where the chunk is read
                 writer.expect(missing, frozenset((root,)))

@@ -81,7 +81,6 @@ class OrderedScan:
         self._roots = [root for root in SCANNED if root in roots]
         self._columns = frozenset(path for path in columns if path not in flags and path not in FLAGS)
         self._damaged: set[int] = set()  # numbers of chunks
-        self._decoded: dict[int, Chunk] = {}  # chunks of the latest task
         parts, fragments = self._reader.parts, self._reader.fragments
         self._first_steps = parts.column("first_step", rows)
         self._known = parts.column("has_final_observation", rows)
@@ -206,10 +205,10 @@ class OrderedScan:
         """Return these chunks; None if a row cannot be used as it is stored, or if chunks are too large or damaged."""
         leaves = (leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves())
         untyped = {("infos",), *(leaf.path for leaf in leaves if leaf.dtype is None)}
-        size, decoded = 0, self._decoded
+        size = 0
         try:
             for number in numbers:
-                chunk = decoded.get(number)
+                chunk = self._cache.get(self._reader, number, self._columns)
                 for column in self._reader.columns_of(number) if chunk is None else chunk.described:
                     if self._takes(column.path):
                         if column.is_delta_encoded or (column.dtype == MSGPACK and column.path not in untyped):
@@ -217,8 +216,7 @@ class OrderedScan:
                         size += column.full_size
                 if size > self._memory // 2:
                     return None
-            self._decoded = {it: decoded.get(it) or self._reader.chunk(it, self._columns) for it in numbers}
-            return self._decoded
+            return {number: self._cache.chunk(self._reader, number, self._columns) for number in numbers}
         except CorruptTrace:
             if self._on_damage is None:
                 raise
