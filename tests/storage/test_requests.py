@@ -1,6 +1,7 @@
 """Requests that a trace at a URL takes, counted by a store in memory, and manifests with wrong lines."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,12 +13,13 @@ from batch_forgery import taken_apart
 from faulty_store import FaultyFileSystem
 from gymnasium import spaces
 from long_tests import LONG
-from runs import play, record_lengths
+from runs import in_a_child, play, record_lengths
 from scripted_env import Result, ToyEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.format import wire
+from gym_trace.format.batch_files import BatchFiles
 from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import row_types
 from gym_trace.playback.trace import Trace
@@ -120,6 +122,22 @@ def test_a_manifest_cut_at_any_byte_costs_requests_but_no_episode(tmp_path: Path
         trace = open_trace(uploaded(tmp_path))
         assert requests().get("gtb", 0) == 3 - whole[:end].rpartition(b"\n")[0].count(b'"type":"batch"')
         assert steps_of(trace) == known
+
+
+def test_a_writer_killed_before_the_line_of_its_batch_loses_nothing(tmp_path: Path) -> None:
+    sealed = BatchFiles._sealed
+
+    def killed(files: BatchFiles, name: str, *rest: Any) -> None:
+        if name.endswith("2.gtb"):
+            os._exit(0 if (tmp_path / name).exists() else 1)
+        sealed(files, name, *rest)
+
+    with mock.patch.object(BatchFiles, "_sealed", killed):
+        in_a_child(lambda: batches(tmp_path, 5, uid="w"))
+    trace = open_trace(uploaded(tmp_path))
+    assert requests()["gtb"] == 1
+    assert len(steps_of(trace)) == 3
+    assert steps_of(trace) == steps_of(open_trace(tmp_path))
 
 
 def test_no_changed_byte_of_a_manifest_changes_a_step(tmp_path: Path) -> None:
