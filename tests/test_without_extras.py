@@ -38,7 +38,7 @@ LINES = {
     "ls s3://bucket/t": "remote",
     "stats t --plot x.svg": "plot",
     "compare t --plot x.svg": "plot",
-    "sql 'SELECT 1' t": "sql",
+    "sql t 'SELECT 1'": "sql",
     "view t --no-browser": "view",
     "replay t --callback own:see": "",
     "replay t --human": "classic-control",

@@ -17,10 +17,10 @@ from gym_trace_cli.help import headed, option, section
 
 
 @headed("sql")
-@click.argument("query")
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=TraceDirectory())
+@click.argument("query")
 @section("Output", option("--json", "Print JSON lines, one per row.", name="as_json"))
-def command(query: str, directories: Sequence[str], as_json: bool) -> int:
+def command(directories: Sequence[str], query: str, as_json: bool) -> int:
     """Query traces with DuckDB: the tables are steps and episodes.
     Only columns that the query names are decoded.
 
@@ -29,10 +29,10 @@ def command(query: str, directories: Sequence[str], as_json: bool) -> int:
     Lists count from 1: observation[3] is observation[2] elsewhere.
 
     \b
-    gym-trace sql "SELECT avg(return) FROM episodes WHERE outcome = 'terminated'" DIR
+    gym-trace sql DIR "SELECT avg(return) FROM episodes WHERE outcome = 'terminated'"
     """
     if os.path.isdir(query):
-        raise click.UsageError(f"the first argument, {query}, is a directory; pass QUERY, then DIR")
+        raise click.UsageError(f"the last argument, {query}, is a directory; pass DIR, then QUERY")
     headings, rows = gym_trace.query(query, [gym_trace.open_trace(directory) for directory in directories])
     if as_json:
         for row in rows:

@@ -57,7 +57,7 @@ EVERY_COMMAND = [
     ["render", ".", "-o", "../film.mp4", "--episodes", "0"],
     ["render", ".", "-o", "../film.gif", "--episodes", "0", "--overlay"],
     ["cat", ".", "--format", "csv"],
-    ["sql", "SELECT count(*) FROM steps", "."],
+    ["sql", ".", "SELECT count(*) FROM steps"],
     ["edit", "map", ".", "-o", "../mapped", "rewards=builtins:len"],
     *(
         ["export", ".", "--to", name, "-o", f"../as-{name}"]

@@ -55,7 +55,7 @@ COMMAND_LINES = (
     ("edit", "add", "TRACE", "-o", "REPAIRED", "x=operator:attrgetter"),
     ("ls", "TRACE", "--where", "return > 1 or steps > 2"),
     ("cat", "TRACE"),
-    ("sql", "SELECT outcome, sum(reward) FROM steps JOIN episodes USING (episode) GROUP BY ALL", "TRACE"),
+    ("sql", "TRACE", "SELECT outcome, sum(reward) FROM steps JOIN episodes USING (episode) GROUP BY ALL"),
 )
 
 

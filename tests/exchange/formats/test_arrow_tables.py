@@ -319,11 +319,11 @@ def test_sql_of_several_traces_names_them(tmp_path: Path) -> None:
     for number in (1, 2):
         cartpole(tmp_path / str(number), number)
     printed = ok(
-        "sql", "SELECT trace, count(*) AS n FROM episodes GROUP BY ALL", tmp_path / "1", tmp_path / "2", "--json"
+        "sql", tmp_path / "1", tmp_path / "2", "SELECT trace, count(*) AS n FROM episodes GROUP BY ALL", "--json"
     )
     rows = sorted(map(json.loads, printed.output.splitlines()), key=lambda row: row["n"])
     assert rows == [{"trace": str(tmp_path / "1"), "n": 1}, {"trace": str(tmp_path / "2"), "n": 2}]
-    printed = ok("sql", "SELECT outcome, sum(steps) FROM episodes GROUP BY outcome", tmp_path / "1")
+    printed = ok("sql", tmp_path / "1", "SELECT outcome, sum(steps) FROM episodes GROUP BY outcome")
     steps = open_trace(tmp_path / "1").episodes["steps"].sum()
     assert printed.output.split() == ["outcome", "sum(steps)", "terminated", str(steps)]
 
@@ -336,8 +336,8 @@ def test_columns_whose_types_differ_are_left_out_and_said(tmp_path: Path) -> Non
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     for directories in ([tmp_path / "both"], [tmp_path / "a", tmp_path / "b"]):
         query = "SELECT environment, count(*) FROM episodes JOIN steps USING (episode) GROUP BY ALL ORDER BY 1"
-        assert "CartPole-v1" in ok("sql", query, *directories).output
-        refused = run("sql", "SELECT observation FROM steps", *directories)
+        assert "CartPole-v1" in ok("sql", *directories, query).output
+        refused = run("sql", *directories, "SELECT observation FROM steps")
         assert refused.exit_code == 2
         assert "the traces have different types of observation" in refused.output
     assert open_trace(tmp_path / "both").to_arrow(["episode"], table="episodes").read_all()["episode"].to_pylist() == [
@@ -355,18 +355,18 @@ def test_annotations_that_only_one_trace_has_are_null_in_the_other(tmp_path: Pat
             env.step(0)
     query = "SELECT annotations.value FROM steps ORDER BY trace"
     values = [
-        json.loads(line) for line in ok("sql", query, tmp_path / "a", tmp_path / "b", "--json").output.splitlines()
+        json.loads(line) for line in ok("sql", tmp_path / "a", tmp_path / "b", query, "--json").output.splitlines()
     ]
     assert values == [{"value": None}, {"value": 2.5}]
 
 
 def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     pytest.importorskip("duckdb")
-    refused = run("sql", "SELECT nonsense FROM steps", recorded)
+    refused = run("sql", recorded, "SELECT nonsense FROM steps")
     assert refused.exit_code == 2
     assert 'column "nonsense" not found' in refused.output
     assert run("sql", "SELECT 1").exit_code == 2
-    assert "is a directory; pass QUERY, then DIR" in run("sql", recorded, "SELECT 1").stderr
+    assert "is a directory; pass DIR, then QUERY" in run("sql", "SELECT 1", recorded).stderr
 
 
 def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:
@@ -379,6 +379,6 @@ def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         with pytest.raises(CorruptTrace):
             Trace(tmp_path).to_arrow().read_all()
-        failed = run("sql", "SELECT avg(observation[1]) FROM steps", tmp_path)
+        failed = run("sql", tmp_path, "SELECT avg(observation[1]) FROM steps")
     assert failed.exit_code == 5, failed.output
-    assert ok("sql", "SELECT count(*) FROM steps", tmp_path).output
+    assert ok("sql", tmp_path, "SELECT count(*) FROM steps").output
