@@ -19,7 +19,7 @@ from gym_trace.tools.editing.rewrite import EditReport
 from gym_trace.tools.integrity.repair import RepairReport
 from gym_trace.tools.integrity.scan import CheckReport, LostChunk, LostSteps, SalvagedSteps
 from gym_trace.tools.linting.findings import Finding
-from gym_trace.tools.playing.session import PlayReport
+from gym_trace.tools.playing.report import PlayReport
 from gym_trace.tools.remake import RemadeEpisode, RemakeReport
 from gym_trace.tools.replay.compare import Difference
 from gym_trace.tools.replay.diff import EpisodeDifference

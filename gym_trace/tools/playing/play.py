@@ -33,7 +33,8 @@ from gym_trace.tools.playing.keymap import (
     keymap_of_file,
     questions_of,
 )
-from gym_trace.tools.playing.session import MARK, RESERVED, PlayReport, Session
+from gym_trace.tools.playing.report import PlayReport
+from gym_trace.tools.playing.session import MARK, RESERVED, Session
 from gym_trace.tools.playing.window import KEYS, Window, check_display, key_name
 from gym_trace.tools.video.simulate import fps_of
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gym_trace.data.returns import number_of
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.tools.playing.asking import legend
 from gym_trace.tools.playing.keymap import Keymap
+from gym_trace.tools.playing.report import PlayReport
 from gym_trace.tools.playing.window import CLOSED, Window
 from gym_trace.tools.video.frames import rendered_frame
 
@@ -30,37 +30,6 @@ NEXT = "return"
 RESERVED = frozenset((*COMMANDS, NEXT))
 _IDLE_SECONDS = 1 / 60  # between checks of the keyboard
 _REDRAW_SECONDS = 0.25  # interval for an unchanged picture
-
-
-@dataclass
-class PlayReport:
-    """Result of a session.
-
-    Attributes:
-        seed: root seed.
-        episodes, steps: number of episodes begun, and of steps.
-        kept: returns of the episodes that ended by themselves and were not discarded.
-        discarded: numbers of the episodes that the person discarded.
-        seconds: playing time, without pauses.
-        fps: steps per second reached over that time; None without a step, or if steps wait for keys.
-        left: discarded episodes that could not be removed, and why.
-
-    Examples:
-        >>> report = gym_trace.play(env, "traces/by-hand")  # doctest: +SKIP
-        >>> report.kept, report.fps  # doctest: +SKIP
-    """
-
-    seed: int = 0
-    episodes: int = 0
-    steps: int = 0
-    kept: list[float] = field(default_factory=list)
-    discarded: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    left: str = ""
-
-    @property
-    def fps(self) -> float | None:
-        return self.steps / self.seconds if self.steps and self.seconds else None
 
 
 class Session:

@@ -15,7 +15,7 @@ from person import Person, Watched, stepping  # noqa: E402
 from gym_trace import open_trace, verify_trace  # noqa: E402
 from gym_trace.errors import InvalidOption, RenderingError  # noqa: E402
 from gym_trace.tools.playing.play import play  # noqa: E402
-from gym_trace.tools.playing.session import PlayReport  # noqa: E402
+from gym_trace.tools.playing.report import PlayReport  # noqa: E402
 from gym_trace.tools.playing.window import Window, check_display  # noqa: E402
 
 KEYS = "[keys]\nleft = 0\nright = 1\n"
