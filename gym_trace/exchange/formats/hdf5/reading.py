@@ -147,30 +147,32 @@ class H5Group:
         seen.add(address)
 
     def group(self, key: str) -> H5Group:
-        found = self._at(key)
-        if not isinstance(found, h5py.Group):
-            raise self._file.fault(f"{self.name}/{key}", "not a group")
-        return H5Group(self._file, found, f"{self.name}/{key}")
+        name = f"{self.name}/{key}"
+        if not self.is_group(key):
+            raise self._file.fault(name, "not a group")
+        with self._file.located(name):
+            return H5Group(self._file, self._group[key], name)
 
     def rows(self, key: str) -> H5Rows:
         """Return an array of the group."""
         name = f"{self.name}/{key}"
-        if not isinstance(self._at(key), h5py.Dataset):
+        if self._class_of(key) is not h5py.Dataset:
             raise self._file.fault(name, "not an array")
         return H5Rows(self._file, self._group, key, name)
 
     def is_group(self, key: str) -> bool:
-        return isinstance(self._at(key), h5py.Group)
+        return self._class_of(key) is h5py.Group
 
-    def _at(self, key: str) -> Any:
+    def _class_of(self, key: str) -> Any:
+        """Return the class of a member, which is not opened. Raises UnreadableRecording for a link."""
         name = f"{self.name}/{key}"
         with self._file.located(name):
-            link = self._group.get(key, getlink=True)
+            link = self._group.get(key, getclass=True, getlink=True)
             if link is None:
                 raise self._file.fault(name, "is missing")
-            if not isinstance(link, h5py.HardLink):
+            if link is not h5py.HardLink:
                 raise self._file.fault(name, "is a link; links are not followed")
-            return self._group[key]
+            return self._group.get(key, getclass=True)
 
 
 def arrays_in(
