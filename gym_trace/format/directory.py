@@ -223,7 +223,7 @@ def expect_indexes(storage: ReadStorage, writers: Sequence[WriterFiles], known: 
 
     Raises OSError.
     """
-    storage.expect(Span(name, 0, storage.size(name)) for files in writers if (name := files.manifest) is not None)
+    storage.expect(Span(name, 0, manifest.READ_AHEAD) for files in writers if (name := files.manifest) is not None)
     spans, unlisted = [], []
     for files in writers:
         files.indexes = files.listed_indexes()

@@ -24,6 +24,7 @@ _MOST_BITS = (
     4096  # bits of an integer written as a number; larger ones are text, because Python parses at most 4300 digits
 )
 _MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
+READ_AHEAD = 16 << 20  # bytes that are fetched together at a URL
 MAX_LINES = 1 << 20  # reading stops after this many lines
 
 
@@ -120,8 +121,7 @@ def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
     Raises CorruptTrace, OSError.
     """
     start = 0
-    with storage.open(name) as reader, io.BufferedReader(_ManifestFile(reader)) as file:
-        storage.expect([Span(name, 0, reader.size)])
+    with storage.open(name) as reader, io.BufferedReader(_ManifestFile(storage, name, reader)) as file:
         for number in range(MAX_LINES + 1):
             raw = file.readline(_MAX_LINE)
             if not raw:
@@ -137,13 +137,16 @@ def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
 class _ManifestFile(io.RawIOBase):
     """Sequential access to a Reader."""
 
-    def __init__(self, file: Reader):
-        self._file, self._at = file, 0
+    def __init__(self, storage: ReadStorage, name: str, file: Reader):
+        self._storage, self._name, self._file, self._at, self._expected = storage, name, file, 0, 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, out: Any) -> int:
+        if self._at >= self._expected:
+            self._storage.expect([Span(self._name, self._at, READ_AHEAD)])
+            self._expected = self._at + READ_AHEAD
         data = self._file.read(self._at, len(out))
         self._at += len(data)
         out[: len(data)] = data

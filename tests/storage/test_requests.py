@@ -23,6 +23,10 @@ from gym_trace.format.batch_files import BatchFiles
 from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import row_types
 from gym_trace.playback.trace import Trace
+from gym_trace.storage.protocol import Span
+from gym_trace.storage.remote import storage as remote
+from gym_trace.storage.remote.cache import MemoryBlocks
+from gym_trace.storage.remote.storage import RemoteStorage
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -216,6 +220,26 @@ def test_traces_of_older_formats_are_read_at_a_url(tmp_path: Path, name: str) ->
     for path in (SAMPLES / name).iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert steps_of(open_trace(uploaded(tmp_path))) == steps_of(open_trace(tmp_path))
+
+
+def test_a_manifest_without_an_end_is_not_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = steps_of(open_trace(batches(tmp_path, 2, uid="w")))
+    with open(tmp_path / "w.manifest.jsonl", "ab") as manifest:
+        manifest.write(b"x" * (4 << 20))
+    for name in ("READ_AHEAD", "_MAX_LINE"):
+        monkeypatch.setattr(f"gym_trace.format.manifest.{name}", 1 << 16)
+    trace = open_trace(uploaded(tmp_path))
+    assert steps_of(trace) == known
+    assert FaultyFileSystem.fetched < 1 << 18
+
+
+def test_no_more_is_fetched_ahead_than_the_cache_has_space_for(tmp_path: Path) -> None:
+    (tmp_path / "w.000000.gtb").write_bytes(bytes(1 << 20))
+    storage = RemoteStorage(uploaded(tmp_path), MemoryBlocks(1 << 18))
+    with pytest.warns(UserWarning, match="larger than the cache"), mock.patch.object(remote, "_MOST_AT_ONCE", 2):
+        storage.expect([Span("w.000000.gtb", 0, 1 << 20), Span("w.000000.gtb", 1 << 19, 1 << 19)])
+    assert FaultyFileSystem.fetched == 1 << 18
+    assert requests()["gtb"] == 8
 
 
 # -- reading everything -----------------------------------------------------------------------------------------------

@@ -29,13 +29,20 @@ class KnownObjects:
         self._directory = directory
         self._digest = hashlib.sha256(f"{directory}\0{url}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         self._known: dict[str, object] | None = None
+        self._files: dict[str, list[int]] = {}
+
+    def look_at(self, name: str) -> None:
+        """Note the version of a file before it is compared: what changes later is not what was compared."""
+        with suppress(FileNotFoundError):  # removed since it was listed
+            local = (self._directory / name).stat()
+            self._files[name] = [local.st_size, local.st_mtime_ns, local.st_ino]
 
     def has(self, name: str, stored: StoredObject) -> bool:
-        """Return True if the file and the object are those that were equal. Raises OSError."""
+        """Return True if the file and the object are those that were equal."""
         return is_opaque(stored) and self._read().get(name) == self._entry(name, stored)
 
     def add(self, equal: Iterable[tuple[str, StoredObject]]) -> None:
-        """Remember names and objects that equal the files of these names."""
+        """Remember names and objects that equal the files of these names, in the version of the last look_at()."""
         new = {name: self._entry(name, stored) for name, stored in equal if is_opaque(stored)}
         if not new or (known := self._read()) == known | new:
             return
@@ -54,5 +61,4 @@ class KnownObjects:
         return self._known
 
     def _entry(self, name: str, stored: StoredObject) -> list[object]:
-        local = (self._directory / name).stat()
-        return [stored.size, stored.version, local.st_size, local.st_mtime_ns, local.st_ino]
+        return [stored.size, stored.version, *self._files.get(name, ())]

@@ -126,6 +126,7 @@ class Transfer:
         self._remote = {name: stored for name, stored in found.items() if self._is_wanted(name)}
         self._objects = KnownObjects(self._directory, self._url) if known is None else None
         self._equal: dict[str, StoredObject] = {}  # objects that equal the local files of these names
+        self._restored: set[str] = set()  # pulled files that parity has made better than the objects
         self._push: list[_Copy] = []
         self._pull: list[_Copy] = []
         self._compare()
@@ -140,6 +141,8 @@ class Transfer:
         same_size = []
         for name in {**outgoing, **self._remote}:
             stored, size = self._remote.get(name), local.get(name)
+            if size is not None and self._objects is not None:
+                self._objects.look_at(name)
             if stored is None:
                 self._plan("push", _Copy(name, outgoing[name], True))
             elif size is None:
@@ -345,7 +348,6 @@ class Transfer:
             calls += [partial(self._download, copy, crcs[1], add) for copy in self._pull if kind_of(copy.name) in kinds]
             _run_all(calls, workers)
         if self._objects is not None:
-            self._equal |= {copy.name: self._remote[copy.name] for copy in self._pull}
             if self._push:  # the store has given these objects their tags
                 listed = persistently(self._store.entries, self.report.url)
                 pushed = {copy.name: copy.size for copy in self._push}
@@ -384,6 +386,9 @@ class Transfer:
             download(self._store, self.report.url, copy.name, self._remote[copy.name], target, crc, restore, add)
         except (FileNotFoundError, Overwritten):
             raise self._changed_error(copy.name) from None
+        if self._objects is not None and copy.name not in self._restored:
+            self._objects.look_at(copy.name)
+            self._equal[copy.name] = self._remote[copy.name]
 
     def _restore(self, name: str, crc: int | None, staged: Path) -> bool:
         """Restore a fetched batch by its parity; return False if its checksum is then not the one in the manifest."""
@@ -392,6 +397,7 @@ class Transfer:
             heal_batch(LocalStorage(staged.parent), staged.name, crc, healed)
         if healed.hopeless or not healed.healed:
             return False
+        self._restored.add(name)
         self.report.remarks.append(f"{self.report.url}/{name}: damaged; the copy here is restored by parity")
         return True
 

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from threading import Lock
 from typing import Any
@@ -27,6 +27,7 @@ from gym_trace.storage.remote.stores import store_at
 
 _MOST_GAP = 2  # blocks between two ranges that one request fetches, with the gap
 _MOST_BLOCKS_PER_REQUEST = 256
+_MOST_AT_ONCE = (64 << 20) // BLOCK  # blocks that expect() has in memory at the same time
 _READ_AHEAD_THREADS = 8
 _IMMUTABLE = ".gtb"  # suffix of files that never change
 _Block = tuple[str, int]  # name of a file, and number of the block in it
@@ -94,22 +95,29 @@ class RemoteStorage(ReadStorage):
         return RemoteReader(self, name)
 
     def expect(self, spans: Iterable[Span]) -> None:
-        wanted: dict[str, tuple[StoredObject, set[int]]] = {}
+        files: dict[str, StoredObject] = {}
+        wanted: dict[_Block, None] = {}
+        most = self._cache.limit // BLOCK  # more would not stay in the cache
         for name, offset, length in spans:
             stored = self.stored(name)
             offset, end = max(0, offset), min(offset + length, stored.size)
             numbers = range(offset // BLOCK, -(-end // BLOCK))
-            if end > offset and not self._cache.has(object_key(self.url, name, stored), numbers):
-                wanted.setdefault(name, (stored, set()))[1].update(numbers)
-        if any(BLOCK * len(numbers) > self._cache.limit for _, numbers in wanted.values()):
-            warn(
-                f"{self.root}: a chunk is larger than the cache of {self._cache.limit} bytes, so each read fetches it "
-                "again; raise the limit",
-            )
-        try:
-            self.blocks({name: (stored, sorted(numbers)) for name, (stored, numbers) in wanted.items()})
-        except Overwritten:
-            raise self.overwritten(*wanted) from None
+            if end <= offset or self._cache.has(object_key(self.url, name, stored), numbers):
+                continue
+            files[name] = stored
+            if len(numbers) > most:
+                warn(
+                    f"{self.root}: a chunk is larger than the cache of {self._cache.limit} bytes, so each read fetches "
+                    "it again; raise the limit",
+                )
+            wanted |= dict.fromkeys((name, number) for number in numbers[: most - len(wanted)])
+        in_order = iter(sorted(wanted))
+        while portion := list(islice(in_order, _MOST_AT_ONCE)):
+            blocks = {name: [number for _, number in group] for name, group in groupby(portion, itemgetter(0))}
+            try:
+                self.blocks({name: (files[name], numbers) for name, numbers in blocks.items()})
+            except Overwritten:
+                raise self.overwritten(*blocks) from None
 
     def soon(self, call: Callable[[], object]) -> None:
         with self._lock:

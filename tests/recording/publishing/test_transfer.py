@@ -170,6 +170,31 @@ def test_an_object_or_local_file_that_has_changed_is_compared_again(trace: Path,
     assert pull(url, trace).pulled == ["a.000001.gtb"]
 
 
+def test_an_object_whose_copy_parity_restored_is_not_remembered(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/bucket"
+    push(trace, url)
+    FaultyFileSystem.tags = "opaque"
+    fs, root = fsspec.url_to_fs(url)
+    fs.pipe_file(f"{root}/a.000001.gtb", flipped(fs.cat_file(f"{root}/a.000001.gtb"), at=8))
+    assert "restored by parity" in str(pull(url, tmp_path / "copy").remarks)
+    assert push(tmp_path / "copy", url).pushed == ["a.000001.gtb"]
+    assert check_trace(url).damages == []
+
+
+def test_a_file_that_changes_during_a_push_is_pushed_the_next_time(trace: Path, tmp_path: Path) -> None:
+    url = f"faulty:/{tmp_path}/bucket"
+    FaultyFileSystem.tags = "opaque"
+    add_facts(LocalStorage(trace), {"license": "MIT"})
+    push(trace, url)
+    (known,) = (tmp_path / "cache" / "objects").iterdir()
+    known.unlink()
+    with TraceRecordingWrapper(CountingEnv(), trace, uid="c", on_exist="append") as env:
+        play(env, 1)
+    push(trace, url, on_progress=lambda *_: add_facts(LocalStorage(trace), {"license": "BSD"}))
+    assert push(trace, url).pushed == ["facts.json"]
+    assert open_trace(url).facts == {"license": "BSD"}
+
+
 @pytest.mark.parametrize("tags", ["", "md5", "opaque"])
 def test_a_damaged_local_file_is_replaced_by_pull_and_not_by_push(trace: Path, tmp_path: Path, tags: str) -> None:
     url, path = f"faulty:/{tmp_path}/bucket", trace / "a.000001.gtb"
