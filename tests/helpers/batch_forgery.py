@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,10 @@ from zlib import crc32
 import numpy as np
 
 from gym_trace.data.packing import pack, unpack
+from gym_trace.format import manifest as manifests
 from gym_trace.format import wire
 from gym_trace.format.columns import ColumnEncoder, Workspace, decode, parse_column
+from gym_trace.format.listed_index import index_text
 
 PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # fields of a column descriptor
 
@@ -109,6 +112,24 @@ class Forgery:
         if self.sealed:
             data += wire.pack_footer(index_at, len(data) + wire.HEADER_SIZE, self.file_id)
         return bytes(data)
+
+
+def replace_batch(path: Path, forgery: Forgery) -> None:
+    """Write a sealed batch, and what its manifest says of it, with valid checksums."""
+    data, size = forgery.data(), wire.HEADER_SIZE
+    path.write_bytes(data)
+    footer = wire.unpack_footer(data[-size:], len(data), forgery.file_id)
+    assert footer is not None
+    start = footer.index_offset
+    index = index_text(path.name, [data[start : start + size], data[start + size : -size]])
+    schema = {name: value for name, value in forgery.records[0].metadata.items() if name != "batch"}
+    manifest = path.with_name(f"{path.name.split('.')[0]}.manifest.jsonl")
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    lines[0] = {"type": "writer", **schema, "crc32": crc32(pack(schema))}
+    for line in lines:
+        if line.get("file") == path.name:
+            line.update(bytes=len(data), crc32=crc32(data), index=index)
+    manifest.write_bytes(b"".join(map(manifests.line, lines)))
 
 
 _FIELDS = {"type": (8, 2), "flags": (10, 2), "metadata_length": (12, 4), "body_length": (16, 8)}

@@ -21,7 +21,7 @@ from zlib import crc32
 import gymnasium
 import numpy as np
 import pytest
-from batch_forgery import taken_apart
+from batch_forgery import replace_batch, taken_apart
 from long_tests import LONG
 from shell import ok, run
 
@@ -602,15 +602,10 @@ def in_trace(**facts: Any) -> Forge:
     def forge(directory: Path, entries: Entries) -> None:
         for path in sorted((directory / "trace").glob("*.gtb")):
             batch = taken_apart(path)
-            manifest = path.with_name(f"{path.name.split('.')[0]}.manifest.jsonl")
-            lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-            for environment in [about["environment"] for about in (lines[0], batch.records[0].metadata)]:
-                for name, value in facts.items():
-                    value(environment[name]) if callable(value) else environment.update({name: value})
-            path.write_bytes(data := batch.data())
-            for line in lines[1:]:
-                line.update(bytes=len(data), crc32=crc32(data)) if line.get("file") == path.name else None
-            manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            environment = batch.records[0].metadata["environment"]
+            for name, value in facts.items():
+                value(environment[name]) if callable(value) else environment.update({name: value})
+            replace_batch(path, batch)
 
     return forge
 

@@ -70,8 +70,8 @@ def test_scalars_are_written(trained: Path) -> None:
 
 def test_a_population_of_a_file_in_one_process_has_curves_for_each_policy(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
-        'environment = "CartPole-v1"\nsteps = 600\nworkers = 0\npolicies = 2\nnum-envs = 4\nrollout = 32\nseed = 1\n'
-        'set = {hidden = "8", epochs = 1, reward_shaping = {alive = 1}}\n'
+        'environment = "CartPole-v1"\nsteps = 600\nworkers = 0\npolicies = 2\nnum-envs = 4\nseed = 1\n'
+        'set = {hidden = "8", rollout = 32, epochs = 1, reward_shaping = {alive = 1}}\n'
         '[pbt]\nperiod = 200\nobjective = "length"\nmutated = 1\n'
     )
     argv = ["--config", tmp_path / "run.toml", "-o", tmp_path / "r", "--tensorboard", tmp_path / "board", "--json"]

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
-from batch_forgery import STORED, taken_apart
+from batch_forgery import STORED, replace_batch, taken_apart
 from shell import ok, run
 
 pytest.importorskip("torch")
@@ -88,15 +87,7 @@ def change_column(
         for total in forgery.index.metadata["totals"]:
             if tuple(total[0]) == path:
                 total[2] += by
-    data = forgery.data()
-    file.write_bytes(data)
-    manifest = next((directory / "trace").glob(f"{file.name.split('.')[0]}.manifest.jsonl"))
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    for line in lines:
-        if line.get("file") == file.name:
-            line["bytes"] = len(data)
-            line["crc32"] = crc32(data)
-    manifest.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    replace_batch(file, forgery)
 
 
 def plus(number: float, at: int = 0) -> Callable[[Any], Any]:
