@@ -49,7 +49,7 @@ for name in $only; do
             .venv-interop-ci/bin/mypy || failed=1
             suite ci -n 2 tests/interop/test_{proof*,train_*,minari,parquet,adapters,torch,torchrl}.py "$@"
             .venv-interop-ci/bin/python -m pytest -q -n 2 \
-                tests/test_{public_api,readme,pages,layers,benchmarks}.py tests/training \
+                tests/test_{public_api,docstrings,readme,pages,layers,benchmarks}.py tests/training \
                 tests/recording/test_vector_{tensors,devices}.py tests/exchange/formats/test_{rerun,hostile}_files.py || failed=1
         } || failed=1
         ;;

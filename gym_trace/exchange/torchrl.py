@@ -34,11 +34,13 @@ class TraceStorage(Storage):
     terminated, truncated), and all other columns of the batches.
 
     Examples:
+        >>> import torch
         >>> from torchrl.data import ReplayBuffer
         >>> transitions = gym_trace.open_trace("traces/cartpole").transitions()
         >>> storage = gym_trace.exchange.torchrl.TraceStorage(transitions)
-        >>> ReplayBuffer(storage=storage, batch_size=32).sample()["rewards"].shape
-        torch.Size([32])
+        >>> buffer = ReplayBuffer(storage=storage, batch_size=32, collate_fn=torch.nn.Identity())
+        >>> buffer.sample()["next", "reward"].shape
+        torch.Size([32, 1])
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
