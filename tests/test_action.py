@@ -129,6 +129,21 @@ def test_a_trace_that_is_not_there_fails_and_the_others_are_verified(checkout: P
     assert "| <code>golden/the pole</code> | 1 | 0 | 0 | 0 |" in ran.summary
 
 
+def test_each_trace_has_a_result_of_its_own_and_no_name_is_a_command(checkout: Path) -> None:
+    (checkout / "golden" / "the pole").rename(checkout / "a-b")
+    shutil.copytree(checkout / "a-b", checkout / "a" / "b")
+    (checkout / "--help").mkdir()
+    (checkout / "x\n::add-mask::episode").mkdir()
+    ran = run_action(checkout, install="", traces="a/b\na-b\n--help\nx*", options="--episodes 0")
+    assert ran.codes["Verify traces"] != 0
+    assert [line.partition("::")[2].partition("::")[2] for line in commands(ran.output)] == [
+        "--help cannot be read, see the log",
+        "x ::add-mask::episode cannot be read, see the log",
+    ]
+    assert "| <code>a-b</code> | 1 | 0 | 0 | 0 |" in ran.summary
+    assert "| <code>a/b</code> | 1 | 0 | 0 | 0 |" in ran.summary
+
+
 def test_golden_tests_that_differ_are_annotated_at_their_line(checkout: Path) -> None:
     (checkout / "test_golden.py").write_text(GOLDEN)
     assert run_action(checkout, install="", tests="-q --golden-update test_golden.py").codes == {

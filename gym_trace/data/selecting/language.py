@@ -133,7 +133,7 @@ def random_order(text: str) -> RandomOrder | None:
     if name.strip() != "random":
         return None
     if colon and not _SEED.fullmatch(seed.strip()):
-        raise InvalidOption(f"{text}: the seed is not a whole number; write random:0")
+        raise InvalidOption(f"{text}: the seed is not a whole number from 0 to 10^18 - 1; write random:0")
     return RandomOrder(int(seed) if colon else None)
 
 

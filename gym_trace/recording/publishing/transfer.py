@@ -28,7 +28,7 @@ from gym_trace.errors import (
 )
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, size_and_crc
-from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
+from gym_trace.format.directory import WriterFiles, batch_name, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.healing import HealReport, heal_batch
 from gym_trace.format.kernels import crc32
 from gym_trace.recording.dead_rings import take_in_rings
@@ -342,6 +342,7 @@ class Transfer:
             commit_to_hub(self._url, self._directory, self.report.pushed, add, self._card)
             push = []
         remote = RemoteStorage(self._url, MemoryBlocks()) if self._pull else None
+        self.report.remarks += [] if remote is None else _remarks_on_missing(remote)
         crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)
         for kinds in (_DATA, _TEXT):
             calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
@@ -417,6 +418,18 @@ def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dic
             if isinstance(crc := entry.get("crc32"), int):
                 found[name] = crc
     return found
+
+
+def _remarks_on_missing(remote: ReadStorage) -> list[str]:
+    """Return a remark for each range of batches that are not at a URL, though its manifests list them."""
+    remarks = []
+    for files in find_writers(remote):
+        for numbers in files.missing():
+            first, last = (batch_name(files.writer, number) for number in (numbers.start, numbers.stop - 1))
+            if not files.is_there(first):  # else it was uploaded in the meantime
+                shown = first if first == last else f"{first} to {last}"
+                remarks.append(f"{remote.path(shown)}: missing there; push it again from where it was recorded")
+    return remarks
 
 
 def _run_all(calls: Sequence[Callable[[], None]], workers: int) -> None:

@@ -255,6 +255,18 @@ def test_a_damaged_object_that_parity_does_not_restore_is_not_pulled(trace: Path
     assert not (tmp_path / "copy" / "a.000001.gtb").exists()
 
 
+def test_pull_says_which_batches_are_missing_at_the_url(trace: Path, url: str, tmp_path: Path) -> None:
+    push(trace, url)
+    fs, root = fsspec.url_to_fs(url)
+    for name in ("a.000001.gtb", "a.000002.gtb", "b.000000.gtb"):
+        fs.rm_file(f"{root}/{name}")
+    remarks = [remark.rpartition("/")[2] for remark in pull(url, tmp_path / "copy").remarks]
+    assert [remark.partition(":")[0] for remark in remarks] == ["a.000001.gtb to a.000002.gtb", "b.000000.gtb"]
+    push(trace, url)
+    assert pull(url, tmp_path / "copy").remarks == []
+    assert files(tmp_path / "copy") == files(trace)
+
+
 def test_a_put_whose_answer_was_lost_counts_as_success(trace: Path, tmp_path: Path) -> None:
     url = f"faulty:/{tmp_path}/x"
     FaultyFileSystem.reset(None, "lost", ConnectionResetError(), "lost")
