@@ -24,6 +24,8 @@ HINTS = {
     **dict.fromkeys(("--best", "--top"), "use --sort -return --limit N"),
     "--worst": "use --sort return --limit N",
     "--sample": "use --sort random:SEED --limit N",
+    "--seed": "to select episodes, use --sort random:SEED or --where 'seed == N'",
+    "--verify": "use gym-trace verify",
     **{name: f"use --tolerance {name[2:]}=X" for name in ("--atol", "--rtol")},
     **{name: f"use --fact {name[2:]}=TEXT" for name in ("--author", "--license", "--description")},
     "--tag": 'use --fact \'tags=["a", "b"]\'',

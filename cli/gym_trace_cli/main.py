@@ -150,13 +150,12 @@ class Commands(Group):
                 continue
             formatter.write(f"{title}:\n")
             formatter.write("".join(f"  {name:{width}}  {line}\n" for name, (*_, line) in commands.items()))
-        formatter.write("\n")
         if is_full:
-            self.format_options(ctx, formatter)
+            click.Command.format_options(self, ctx, formatter)  # not of Group: it would list the commands again
             with formatter.section("Exit codes"):
                 formatter.write_dl(list(TABLE.items()))
             return
-        formatter.write(f"{MORE}: {', '.join(SECTIONS[MORE])} (see --help-all)\n")
+        formatter.write(f"\n{MORE}: {', '.join(SECTIONS[MORE])} (see --help-all)\n")
         formatter.write("'gym-trace COMMAND --help' explains a command. DIR may be a URL: s3://, hf://\n")
 
     def main(self, *args: Any, **options: Any) -> NoReturn:

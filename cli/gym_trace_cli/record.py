@@ -69,6 +69,8 @@ def _is_named_schedule(video: str) -> bool:
 
 def policy_name(value: str) -> str:
     """Check MODULE:CALLABLE; or random, sb3:PATH, onnx:PATH, run:DIR."""
+    if value.isidentifier() and not _is_name(value):
+        raise click.BadParameter(f"{value!r} is not a policy; use random, MODULE:NAME, sb3:PATH, onnx:PATH or run:DIR")
     return value if _is_name(value) else callable_name(value)
 
 

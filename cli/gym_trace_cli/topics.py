@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import click
@@ -97,6 +98,9 @@ def command(ctx: click.Context, /, words: tuple[str, ...]) -> None:
     for word in words:
         if not isinstance(context.command, click.Group):
             raise click.UsageError(f"{context.command_path} has no commands")
+        near = difflib.get_close_matches(word, TOPICS, n=1)
+        if near and len(words) == 1 and word not in context.command.list_commands(context):
+            raise click.UsageError(f"no topic {word!r}; did you mean {near[0]!r}?")
         name, found, _ = context.command.resolve_command(context, [word])
         assert found is not None
         context = click.Context(found, info_name=name, parent=context)

@@ -86,18 +86,27 @@ def test_help_shows_a_command_or_the_options_that_many_share() -> None:
         assert text in ok("help", "select").output
         assert text not in ok("ls", "--help").output
     assert "did you mean 'record'?" in run("help", "recrod").stderr
+    assert "no topic 'selection'; did you mean 'select'?" in run("help", "selection").stderr
     assert run("help", "ls", "more").exit_code == 2
 
 
 def test_rare_options_are_in_the_full_help_alone() -> None:
+    assert ok("--help-all").output.count("  record ") == 1
     assert "--level" not in ok("record", "--help").output
     assert "--level N" in ok("record", "--help-all").output
     assert "--where EXPR" in ok("ls", "--help-all").output
 
 
-def test_an_option_of_another_name_gets_a_hint() -> None:
-    refused = run("ls", "t", "--best", "3")
-    assert (refused.exit_code, "use --sort -return --limit N" in refused.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("ls t --best 3", "use --sort -return --limit N"), ("replay t --verify", "use gym-trace verify"),
+        ("verify t --seed 3", "use --sort random:SEED or --where 'seed == N'"),
+    ],
+)  # fmt: skip
+def test_an_option_of_another_name_gets_a_hint(words: str, hint: str) -> None:
+    refused = run(*words.split())
+    assert (refused.exit_code, hint in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
