@@ -62,6 +62,8 @@ def register(packages: list[str]) -> None:
     """Import packages, so that their environments are registered."""
     for name in packages:
         package = importlib.import_module(name)
+        if name == "ale_py":  # no banner for each environment
+            package.ALEInterface.setLoggerMode(package.LoggerMode.Error)
         if name == "envpool":  # its 1,600 tasks are too many: only those that Gymnasium also has
             for task in {*package.list_all_envs()} & {*gymnasium.registry}:
                 if "/" not in task:

@@ -34,8 +34,8 @@ built() { # python with the build tools, kind (sdist or wheel), folder; environm
 }
 
 fresh() { # name, python, what to install
-    "$2" -m venv "$scratch/$1"
-    logged "$scratch/$1/bin/pip" install --quiet "${@:3}"
+    "$2" -m venv --without-pip "$scratch/$1" # a pip of its own would take longer than all else
+    logged "$tools/python" -m pip --python "$scratch/$1/bin/python" install --quiet "${@:3}"
 }
 
 tried() { # name, python, core (yes or no), what to install; environment variables apply
