@@ -104,7 +104,7 @@ class TrainOptions:
     workers: int | None = opt(
         "-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE, under="Collecting"
     )
-    num_envs: int | None = opt("--num-envs N", "Environments per worker. Default: 16.", POSITIVE)
+    num_envs: int | None = opt("--num-envs N", "Environments per worker. Default: 8.", POSITIVE)
     stall_timeout: float = opt(
         "--stall-timeout S", "Restart a worker silent for S seconds. Default: 120.", SECONDS, default=120.0, hidden=True
     )
