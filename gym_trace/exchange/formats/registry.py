@@ -213,10 +213,10 @@ def _loaded(name: str, entries: Mapping[str, FormatEntry], doing: str) -> Any:
         if not entry.extra:
             missing = f"to {doing} {name}, {entry.what}: cannot be imported ({error_text(error)}); install it again"
         elif isinstance(error, ModuleNotFoundError):
-            missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
+            missing = f"to {doing} {name} needs {error.name}: pip install 'gym-trace[{entry.extra}]'"
         else:
             missing = (
-                f"to {doing} {name} takes {root or 'packages'} that cannot be imported here ({error_text(error)}): "
+                f"to {doing} {name} needs {root or 'packages'} that cannot be imported here ({error_text(error)}): "
                 f"pip install --force-reinstall 'gym-trace[{entry.extra}]'"
             )
         raise MissingExtra(missing) from error

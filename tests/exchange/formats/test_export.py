@@ -108,7 +108,7 @@ def test_a_missing_package_names_its_pip_command(
     monkeypatch.syspath_prepend(tmp_path)
     entry = registry.FormatEntry("needs_package:Exporter", "tables", "tables")
     monkeypatch.setattr(registry, "_EXPORTERS", {"tables": entry})
-    with pytest.raises(MissingExtra, match=r"takes no_such_package: pip install 'gym-trace\[tables\]'"):
+    with pytest.raises(MissingExtra, match=r"needs no_such_package: pip install 'gym-trace\[tables\]'"):
         export(traces["vectors"], tmp_path / "out", "tables")
 
 
