@@ -223,6 +223,12 @@ class TraceRecordingVectorWrapper(_Wrapper):
         finally:
             super().close(**kwargs)
 
+    def __enter__(self) -> TraceRecordingVectorWrapper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # -- more to record -----------------------------------------------------------------------------------------------
 
     def annotate(self, **values: Any) -> None:
