@@ -50,7 +50,6 @@ def test_every_space_round_trips(tmp_path: Path, name: str, mode: Any) -> None:
     record_and_check(tmp_path / "t", mode, SPACES[name], SPACES[name])
 
 
-@modes
 def test_a_with_statement_closes_the_trace_and_the_environments(tmp_path: Path) -> None:
     envs = vector.SyncVectorEnv([CountingEnv] * 2)
     with TraceRecordingVectorWrapper(envs, tmp_path / "t") as recorded:
@@ -60,6 +59,7 @@ def test_a_with_statement_closes_the_trace_and_the_environments(tmp_path: Path) 
     assert open_trace(tmp_path / "t").episodes["outcome"].tolist() == ["closed", "closed"]
 
 
+@modes
 @pytest.mark.parametrize("flush_every", [1, 5, 1000])
 def test_episodes_do_not_depend_on_when_they_are_written(tmp_path: Path, mode: Any, flush_every: int) -> None:
     record_and_check(tmp_path / "t", mode, SPACES["frames"], SPACES["box"], flush_every=flush_every)
