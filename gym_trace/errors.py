@@ -261,10 +261,10 @@ class EnvironmentUnavailable(TraceError):
 
     Examples:
         >>> try:
-        ...     gym_trace.audit("Missing-v0")
+        ...     gym_trace.audit("NotRegisteredAnywhere-v0")
         ... except gym_trace.errors.EnvironmentUnavailable as error:
         ...     print(error)
-        Missing-v0: Environment `Missing` doesn't exist.
+        NotRegisteredAnywhere-v0: Environment `NotRegisteredAnywhere` doesn't exist.
     """
 
     def __init__(self, *args: object, imports: tuple[str, ...] = ()):

@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import forked_python
 import gymnasium
@@ -95,7 +97,8 @@ def in_directory(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="gym-trace")
+    with mock.patch.dict(os.environ):  # --cache stays for the workers of a command
+        return CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="gym-trace")
 
 
 def ok(*args: object) -> Result:
