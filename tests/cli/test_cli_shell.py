@@ -1,16 +1,20 @@
 """gym-trace shell: a prompt with the environment at a recorded step."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium
 import pytest
 from shell import process, run
-from terminals import console
+from terminals import Console
 
 from gym_trace import TraceRecordingWrapper, open_trace, record_episodes
 from gym_trace.errors import ReplayDiverged
 from gym_trace.tools.playing.continued import Continued
+
+# make docs installs IPython, whose prompt differs.
+PLAIN = "import sys; sys.modules['IPython'] = None; from gym_trace_cli.main import cli; cli()"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +26,7 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(directory: Path, *options: str, typed: str) -> subprocess.CompletedProcess[str]:
-    running = process("shell", directory, *options, stdin=subprocess.PIPE)
+    running = process("shell", directory, *options, script=PLAIN, stdin=subprocess.PIPE)
     output, errors = running.communicate(typed, timeout=120)
     return subprocess.CompletedProcess(running.args, running.returncode, output, errors)
 
@@ -40,7 +44,7 @@ def test_exit_ends_the_prompt(cartpole: Path) -> None:
 
 
 def test_ctrl_c_stays_in_the_prompt(cartpole: Path) -> None:
-    with console("shell", cartpole, "--step", "2") as terminal:
+    with Console(sys.executable, "-c", PLAIN, "shell", str(cartpole), "--step", "2") as terminal:
         terminal.wait_for(">>>")
         terminal.send("1 +\x03")
         terminal.wait_for("KeyboardInterrupt")
