@@ -25,7 +25,7 @@ from nbclient.exceptions import CellExecutionError
 EXAMPLES = Path(__file__).parent.parent / "examples"
 _SECONDS = 120  # timeout of a cell
 _QUIET = "--IPKernelApp.log_level=40"
-_KINDS = ("text/html", "image/svg+xml", "image/png", "text/plain")  # of an output, the best first
+_KINDS = ("text/html", "image/svg+xml", "image/png", "text/plain")  # an output is shown as the first that it has
 _LINK = re.compile(r"\((\w+)\.ipynb\)")
 _log = logging.getLogger("mkdocs.hooks.notebooks")
 _outputs: dict[str, str] = {}  # HTML by its marker in a page
@@ -88,7 +88,7 @@ def _about(name: str, repository: str | None) -> str:
 def _output(name: str, output: Any) -> str:
     """Return the HTML of an output of a cell."""
     if output.output_type == "stream":
-        if output.name == "stderr":  # of libraries, which may name paths
+        if output.name == "stderr":  # libraries warn there, and may name paths
             _log.info("%s: %s", name, output.text.strip())
             return ""
         return f"<pre>{html.escape(output.text)}</pre>"

@@ -197,7 +197,7 @@ class RecordingError(TraceError):
         ...     try:
         ...         writer.begin(0.0)
         ...         writer.step(1, 0.0, 1.0)
-        ...     except gym_trace.errors.RecordingError:  # such as a full disk; the steps before are kept
+        ...     except gym_trace.errors.RecordingError:  # the disk is full, for example; earlier steps are kept
         ...         writer.end()
     """
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Records golden traces of every environment of the packages below in golden/PACKAGE, in environments of their own
-# (.venv-corpus*, 4 GB), and verifies them. Environments that have a trace are not recorded again.
+# (.venv-corpus*, 2 GB), and verifies them. Environments that have a trace are not recorded again.
 # WITH="mujoco==3.3.5 …": only verifies, with these versions. PACKAGES="gymnasium minigrid": of these packages alone.
 set -uo pipefail
 cd "$(dirname "$0")/.."

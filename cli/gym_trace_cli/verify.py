@@ -151,7 +151,7 @@ def _verify_episodes(
     differing: dict[str, Verdict],
 ) -> None:
     """Verify the chosen episodes. differing: by column, gets the first verdict whose first difference is there."""
-    ids: dict[str, str] = {}  # of the environments, by writer
+    ids: dict[str, str] = {}  # id of the environment of each writer
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
     measured = 0
     with ProgressLine() as line, closing(verdicts):

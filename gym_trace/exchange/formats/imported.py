@@ -193,7 +193,7 @@ def first_episodes(segments: Iterable[tuple[str, Segment | None]], limit: int) -
     for name, segment in segments:
         if segment is not None:
             count = int(np.count_nonzero(segment.fragments["flags"] & wire.STOPS))
-            if count > left:  # of several episodes, which have no steps
+            if count > left:  # the segment has several episodes, without steps
                 columns = {path: rows[:left] for path, rows in cast(Columns, segment.columns).items()}
                 segment = Segment(segment.fragments[:left], columns, segment.size)
             left -= count

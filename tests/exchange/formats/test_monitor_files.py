@@ -121,7 +121,7 @@ def test_a_directory_of_both_packages_is_imported_whole(tmp_path: Path) -> None:
     assert "16 episodes, 127 steps of 3 writers" in result.stdout
     assert len(load_results(tmp_path / "old")["timestamps"]) == 10
     whole = open_trace(tmp_path / "t")
-    for limit, writers in ((2, 1), (8, 2), (15, 3)):  # of 6 episodes, 5 and 5
+    for limit, writers in ((2, 1), (8, 2), (15, 3)):  # the writers have 6, 5 and 5 episodes
         result = ok("import", tmp_path / "old", "-o", tmp_path / str(limit), "--limit", limit)
         assert f"imported to {tmp_path / str(limit)}: {limit} episodes" in result.stdout
         assert len(open_trace(tmp_path / str(limit)).writers) == writers
