@@ -15,7 +15,7 @@ from multiprocessing import current_process
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, UnsupportedTrace
-from gym_trace.format import manifest, wire
+from gym_trace.format import listed_manifests, manifest, wire
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.facts import NAME as FACTS
 from gym_trace.format.facts import remove_facts
@@ -39,6 +39,7 @@ class WriterFiles:
 
     Attributes:
         indexes: indexes in the manifest, by the names of the batches; set by expect_indexes(), otherwise empty.
+        manifests: storage that its manifest is read from.
     """
 
     def __init__(self, storage: ReadStorage, writer: str):
@@ -48,6 +49,7 @@ class WriterFiles:
         self.batches: dict[int, str] = {}
         self.ring, self.has_ring = writer + RING, False
         self.indexes: dict[str, ListedIndex] = {}
+        self.manifests = storage
         self._entries: list[dict[str, Any]] | None = None
 
     def of_origin(self, writer: str, entries: list[dict[str, Any]]) -> WriterFiles:
@@ -81,7 +83,7 @@ class WriterFiles:
         """Iterate over the entries of the manifest; none without a manifest."""
         if self._entries is not None:
             return iter(self._entries)
-        return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
+        return iter(()) if self.manifest is None else manifest.read_manifest(self.manifests, self.manifest)
 
     def listed(self) -> tuple[dict[str, dict[str, Any]], set[int]]:
         """Return the manifest lines of sealed batches, by name, and the numbers of dropped batches.
@@ -223,7 +225,12 @@ def expect_indexes(storage: ReadStorage, writers: Sequence[WriterFiles], known: 
 
     Raises OSError.
     """
-    storage.expect(Span(name, 0, manifest.READ_AHEAD) for files in writers if (name := files.manifest) is not None)
+    manifests = {name: files for files in writers if (name := files.manifest) is not None}
+    if len(manifests) >= listed_manifests.LEAST_WRITERS:
+        current = listed_manifests.current_manifests(storage, manifests)
+        for name in current.names():
+            manifests.pop(name).manifests = current
+    storage.expect(Span(name, 0, manifest.READ_AHEAD) for name in manifests)
     spans, unlisted = [], []
     for files in writers:
         files.indexes = files.listed_indexes()

@@ -9,6 +9,7 @@ from unittest import mock
 import fsspec
 import numpy as np
 import pytest
+import zstandard
 from batch_forgery import taken_apart
 from faulty_store import FaultyFileSystem
 from gymnasium import spaces
@@ -16,9 +17,10 @@ from long_tests import LONG
 from runs import in_a_child, play, record_lengths
 from scripted_env import Result, ToyEnv, small_blocks
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, push
+from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, TraceError
-from gym_trace.format import wire
+from gym_trace.format import listed_manifests, wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import row_types
@@ -80,6 +82,21 @@ def steps_of(trace: Trace) -> list[Any]:
     return [(e.writer, e.episode_id, e.outcome, e.observations.tolist(), e.rewards.tolist()) for e in trace]
 
 
+@pytest.fixture
+def pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """A trace of four writers, which count as many here, and the URL that has it."""
+    monkeypatch.setattr(listed_manifests, "LEAST_WRITERS", 4)
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
+    for number in range(4):
+        batches(tmp_path / "t", 3, uid=f"w{number}", on_exist="append")
+    url = uploaded(tmp_path / "t")
+    fs, root = fsspec.url_to_fs(url)
+    fs.rm(root, recursive=True)
+    push(tmp_path / "t", url)
+    FaultyFileSystem.calls.clear()
+    return tmp_path / "t", url
+
+
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +113,55 @@ def test_opening_a_url_of_several_writers_takes_a_request_for_each(tmp_path: Pat
         batches(tmp_path, 3, uid=f"w{number}", on_exist="append")
     assert len(open_trace(uploaded(tmp_path))) == 12
     assert requests() == {"list": 1, "jsonl": 4}
+
+
+def test_opening_a_url_of_many_pushed_writers_takes_two_requests(pushed: tuple[Path, str]) -> None:
+    directory, url = pushed
+    trace = open_trace(url)
+    assert len(trace) == 12
+    assert requests() == {"list": 1, "index": 1}
+    assert steps_of(trace) == steps_of(open_trace(directory))
+    FaultyFileSystem.calls.clear()
+    assert push(directory, url).pushed == []
+    assert requests() == {"list": 1}
+
+
+def test_a_push_from_elsewhere_lists_the_manifests_of_both(pushed: tuple[Path, str], tmp_path: Path) -> None:
+    _, url = pushed
+    push(batches(tmp_path / "other", 1, uid="w9"), url)
+    assert requests() == {"list": 2, "gtb": 1, "jsonl": 1, "index": 2}  # nothing of the four writers is read
+    FaultyFileSystem.calls.clear()
+    assert len(open_trace(url)) == 13
+    assert requests() == {"list": 1, "index": 1}
+
+
+def test_a_manifest_that_changed_since_the_push_is_read_itself(pushed: tuple[Path, str]) -> None:
+    directory, url = pushed
+    fs, root = fsspec.url_to_fs(url)
+    name = "w2.manifest.jsonl"
+    lines = (directory / name).read_bytes().splitlines(keepends=True)
+    fs.pipe_file(f"{root}/{name}", b"".join([lines[0].replace(b'"split":"train"', b'"split":"evalu"'), *lines[1:]]))
+    FaultyFileSystem.calls.clear()
+    trace = open_trace(url)
+    assert len(trace) == 12
+    assert requests() == {"list": 1, "index": 1, "jsonl": 1, "gtb": 1}  # the schema is read from a batch, too
+    assert not trace.damage
+
+
+def test_no_damage_of_the_file_of_manifests_is_noticed(pushed: tuple[Path, str]) -> None:
+    directory, url = pushed
+    fs, root = fsspec.url_to_fs(url)
+    path = f"{root}/{listed_manifests.NAME}"
+    whole, expected = fs.cat_file(path), steps_of(open_trace(directory))
+    bomb = zstandard.ZstdCompressor().compress(bytes(listed_manifests.MOST_BYTES + 1))
+    forged = [b"", bomb, *(zstandard.ZstdCompressor().compress(pack(it)) for it in (7, {"w0": 7}, {"w0": ["", 7]}))]
+    cuts = [whole[:at] for at in range(0, len(whole), len(whole) // 9)]
+    flips = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(0, len(whole), len(whole) // 9)]
+    for content in (*forged, *cuts, *flips):
+        fs.pipe_file(path, content)
+        trace = open_trace(url)
+        assert steps_of(trace) == expected
+        assert not trace.damage
 
 
 def test_metadata_without_a_json_form_is_read_from_the_first_batch(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from gym_trace.errors import (
     TraceNotFound,
     UnsupportedTrace,
 )
-from gym_trace.format import wire
+from gym_trace.format import listed_manifests, wire
 from gym_trace.format.batch_reader import PART, size_and_crc
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.healing import HealReport, heal_batch
 from gym_trace.format.kernels import crc32
+from gym_trace.format.listed_manifests import ListedManifest
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing.known_objects import KnownObjects, is_opaque
 from gym_trace.recording.publishing.whole_files import (
@@ -124,6 +125,7 @@ class Transfer:
         self._store = store_at(self._url)
         found = persistently(self._store.entries, self.report.url)
         self._remote = {name: stored for name, stored in found.items() if self._is_wanted(name)}
+        self._has_listed_manifests = listed_manifests.NAME in found
         self._objects = KnownObjects(self._directory, self._url) if known is None else None
         self._equal: dict[str, StoredObject] = {}  # objects that equal the local files of these names
         self._restored: set[str] = set()  # pulled files that parity has made better than the objects
@@ -250,11 +252,14 @@ class Transfer:
             ends = {0, max(0, stored.size - wire.HEADER_SIZE)}
             wanted += [Wanted(name, stored, at, min(wire.HEADER_SIZE, stored.size - at)) for at in sorted(ends)]
         differing = []
-        for request, data in zip(wanted, fetched(lambda: self._store, wanted, self.report.url)):
+        for request, data in zip(wanted, self._fetched(wanted)):
             with self._storage.open(request.name) as file:
                 if file.read(request.offset, request.length) != data:
                     differing.append(request.name)
         return differing
+
+    def _fetched(self, wanted: Sequence[Wanted]) -> list[bytes]:
+        return fetched(lambda: self._store, wanted, self.report.url)
 
     def _replace_damaged(self, name: str, remote_crc: int) -> None:
         """Replace the file whose manifest lists the checksum of the other one: it is damaged.
@@ -349,12 +354,38 @@ class Transfer:
             calls += [partial(self._download, copy, crcs[1], add) for copy in self._pull if kind_of(copy.name) in kinds]
             _run_all(calls, workers)
         if self._objects is not None:
+            listed = self._remote
             if self._push:  # the store has given these objects their tags
                 listed = persistently(self._store.entries, self.report.url)
                 pushed = {copy.name: copy.size for copy in self._push}
                 self._equal |= {name: it for name, it in listed.items() if pushed.get(name) == it.size}
             self._objects.add(self._equal.items())
+            if self._way == "push" and (self._push or not self._has_listed_manifests):
+                with suppress(FileNotFoundError, Overwritten):  # another push writes it
+                    self._list_manifests(listed)
         return self.report
+
+    def _list_manifests(self, listed: Mapping[str, StoredObject]) -> None:
+        """Write the file with the manifests of all writers at the URL, if they are many. listed: objects there."""
+        objects = {name: it for name, it in listed.items() if kind_of(name) == "manifest" and it.version}
+        is_local_or_hub = local_path(self._url) is not None or is_hub(self._url)
+        if is_local_or_hub or len(objects) < listed_manifests.LEAST_WRITERS:
+            return
+        found = {}
+        if (index := listed.get(listed_manifests.NAME)) is not None and index.size <= listed_manifests.MOST_BYTES:
+            raw = self._fetched([Wanted(listed_manifests.NAME, index, 0, index.size)])[0]
+            for name, manifest in listed_manifests.unpacked_manifests(raw).items():
+                if name in objects and manifest.version == objects[name].version:
+                    found[name] = manifest
+        for name in objects.keys() & self._outgoing_files.keys():
+            with self._storage.open(name) as file:
+                if file.size >= objects[name].size:
+                    found[name] = ListedManifest(objects[name].version, file.read(0, objects[name].size))
+        others = [Wanted(name, it, 0, it.size) for name, it in objects.items() if name not in found]
+        if sum(request.length for request in others) <= listed_manifests.MOST_BYTES:
+            for request, content in zip(others, self._fetched(others)):
+                found[request.name] = ListedManifest(request.stored.version, content)
+        upload(self._store, self.report.url, listed_manifests.NAME, listed_manifests.packed_manifests(found), new=False)
 
     def confirmed(self) -> dict[str, int]:
         """Return the local files that the URL has after a push, with their sizes. Lists the URL again."""
