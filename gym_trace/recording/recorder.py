@@ -385,7 +385,7 @@ class Recorder:
         reset_record, warnings_found = packed_start(seed, options, rng_state, reset_info)
         if warnings_found:
             self.complain("reset", warnings_found[0])
-        return Start(self.next_episode, lane, stored_seed(seed), reset_record, utc, monotonic)
+        return self.next_episode, lane, stored_seed(seed), reset_record, utc, monotonic
 
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
         """Return an info as MessagePack. keys: keys to keep, if it is a map; None for all."""

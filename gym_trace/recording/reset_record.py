@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import vector
@@ -15,16 +15,9 @@ from gym_trace.errors import raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.recording.core import pcg64_state
 
-
-class Start(NamedTuple):
-    """Start of an episode."""
-
-    episode: int
-    lane: int
-    seed: int  # in the form of the fragment table
-    reset_record: bytes  # a row of the column "starts"
-    utc: int
-    monotonic: int
+# Start of an episode: its id, lane, seed as in the fragment table, row of the column "starts", UTC and monotonic time
+# in ns. A plain tuple, which is cheaper than a class: there is one for each episode.
+Start = tuple[int, int, int, bytes, int, int]
 
 
 def stored_seed(seed: Any) -> int:

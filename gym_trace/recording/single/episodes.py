@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ IDLE, OPEN, PAUSED, ENDED, TAKEN_OVER = (  # attributes of an Enum are slow befo
     State.ENDED,
     State.TAKEN_OVER,
 )
+RECORDING = Phase.RECORDING
 
 
 class EpisodeRecorder:
@@ -90,16 +91,17 @@ class EpisodeRecorder:
     def try_begin_fast(self, start: Start, observation: Any) -> bool:
         """Begin an episode whose reset observation fits its space exactly; return False if begin() must be called."""
         recorder, slabs = self._recorder, self.slabs
-        if not (slabs.fast_results and slabs.is_begun) or recorder.needs_attention or recorder.is_closed:
+        if not (slabs.fast_results and slabs.is_begun) or recorder.needs_attention or recorder.phase is not RECORDING:
             return False
         if slabs.logs_observations and not slabs.has_space_for_initial():
             return False
         # Before slab.start(): if Ctrl-C comes after that, the next reset ends the episode.
+        slab = slabs.slab
         recorder.next_episode += 1
-        self.episode, self._run = start, (slabs.next_row(), 0)
-        recorder.thread = threading.get_ident()
+        self.episode, self._run = start, (slabs.base + slab.rows, 0)
+        recorder.thread = get_ident()
         episode, _, seed, reset_record, utc, monotonic = start
-        if not slabs.slab.start(episode, seed, utc, monotonic, reset_record, observation):
+        if not slab.start(episode, seed, utc, monotonic, reset_record, observation):
             self.episode = None
             recorder.next_episode -= 1
             return False
@@ -115,10 +117,10 @@ class EpisodeRecorder:
         self._pause()
         if recorder.is_closed or recorder.failed:
             return
-        recorder.thread = threading.get_ident()
-        clocks = start.utc, start.monotonic
+        recorder.thread = get_ident()
+        episode, _, seed, reset_record, utc, monotonic = start
         flags = START_HAS_INITIAL * (initial is not None)
-        self.slabs.log(START, start.reset_record, flags, 0, start.episode, start.seed, *clocks)
+        self.slabs.log(START, reset_record, flags, 0, episode, seed, utc, monotonic)
         if recorder.failed:
             return
         self.episode, self._state = start, PAUSED
@@ -172,6 +174,16 @@ class EpisodeRecorder:
         if self._state is not ENDED and not self._recorder.failed:  # steps that ended it may be missing
             self.end_without_row(outcome)
         self.episode, self._state = None, IDLE
+
+    def try_end_fast(self) -> bool:
+        """Forget an episode that its last row has ended; return False if end() must be called."""
+        recorder, slab = self._recorder, self.slabs.slab
+        if not (self._state is OPEN and slab.ended and slab.logged < slab.rows) or self._annotations:
+            return False
+        if recorder.out.failure is not None or recorder.phase is not RECORDING:
+            return False
+        self.episode, self._state = None, IDLE
+        return True
 
     def end_without_row(self, outcome: int) -> None:
         """End the episode at a step that is skipped, or at its initial observation. Later steps are another part."""

@@ -77,6 +77,7 @@ class RowSlabs:
         carry: returns the entry that continues the open episode in the next slab: arguments of RowSlab.append().
         result_bytes: log bytes reserved for the result of a step.
         most_rows: most rows of a slab.
+        base: number of rows in all previous slabs.
     """
 
     largest_value = wire.MAX_VALUES // 4
@@ -120,7 +121,7 @@ class RowSlabs:
         """Set the state of a new writer."""
         self.slab = RowSlab(self.layout, self._fast_actions, self.fast_results, self.result_bytes)
         self.is_begun = False
-        self._base = 0  # number of rows in all previous slabs
+        self.base = 0
         self._last_row = Observed(b"", {})  # last row of the previous slabs, without the values of log_value()
         self._reward_type: Any = np.float64
         self._apart: Entries | None = None  # entries that are not in the log yet
@@ -222,7 +223,7 @@ class RowSlabs:
                 slab.append(*entry)
             if following.pending_action is not None:
                 slab.record_packed_action(following.pending_action)
-            self._base, self._last_row = following.base, following.last_row
+            self.base, self._last_row = following.base, following.last_row
             slab.only_floats(self._reward_type is np.float64)
             for number, packer in self.packers.deltas.items():
                 if number not in following.columns:
@@ -252,7 +253,7 @@ class RowSlabs:
         return _NextSlab(
             entries,
             slab.pending_action() if slab.sequence else None,
-            self._base + slab.rows,
+            self.base + slab.rows,
             self._last(),
             {entry.column for entry in carried if entry.kind in (CHANGES, WHOLE)},
             needed + sum(leaf.row_size for leaf in self.layout.delta_leaves),
@@ -363,7 +364,7 @@ class RowSlabs:
 
     def next_row(self) -> int:
         """Return the index of the next row, over all slabs."""
-        return self._base + self.slab.rows
+        return self.base + self.slab.rows
 
     def last_observation(self) -> Observed:
         """Return the observation of the last row."""

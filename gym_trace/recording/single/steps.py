@@ -12,9 +12,10 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.segment import snapshot
+from gym_trace.format.wire import NO_SEED
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.recorder import Recorder, using_recorder
-from gym_trace.recording.reset_record import packed_generator
+from gym_trace.recording.reset_record import NOTHING, packed_generator
 from gym_trace.recording.single.episodes import ENDED, IDLE, OPEN, TAKEN_OVER, EpisodeRecorder
 from gym_trace.recording.single.slabs import Observed
 from gym_trace.storage.interrupts import held_back
@@ -54,6 +55,7 @@ class StepRecorder:
         self._is_filtered = is_filtered
         self.filters = options.filters()
         self._infos, self._info_keys = bool(options.record_infos), options.info_keys
+        self._is_plain = not (self._infos or is_filtered or self.filters.is_active)  # resets are then recorded faster
         self._attach(lazy)
 
     def _attach(self, lazy: bool) -> None:
@@ -82,12 +84,26 @@ class StepRecorder:
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
-    @using_recorder
     def upcoming(self, seed: int | None, options: dict[str, Any] | None, base_env: Any = None) -> Upcoming | None:
         """End the episode before a reset. Return the start of the next one, or None if it is not recorded.
 
         base_env: unwrapped environment; the state of its generator is recorded if there is no seed.
         """
+        recorder = self.recorder
+        recorder.is_in_use = True  # here and in begin() as in using_recorder(), but faster
+        try:
+            if self._is_plain and self.episodes.try_end_fast():
+                self._kind, self._unseen = _USUAL, False
+            elif not self._end_before_reset():
+                return None
+            utc, monotonic = time.time_ns(), time.monotonic_ns()
+            state = packed_generator(base_env) if seed is None and base_env is not None else None
+            return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
+        finally:
+            recorder.is_in_use = False
+
+    def _end_before_reset(self) -> bool:
+        """End the episode before a reset; return True if the next one is recorded."""
         recorder, filters = self.recorder, self.filters
         recorder.begin_again()
         self.episodes.end()
@@ -96,26 +112,30 @@ class StepRecorder:
         self._reset_episode()
         if filters.is_active and not filters.keeps_episode(recorder.next_episode):
             self.episodes.skip_episode()
-            return None
+            return False
         recorder.prepare()
-        utc, monotonic = time.time_ns(), time.monotonic_ns()
-        state = packed_generator(base_env) if seed is None and base_env is not None else None
-        return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
+        return True
 
-    @using_recorder
     def begin(self, upcoming: Upcoming, observation: Any, info: Any) -> None:
         """Begin an episode with the observation and info of its reset."""
         recorder = self.recorder
-        recorded_info = self._packed_info(info) if self._infos else None
-        seed, options, state, utc, monotonic = upcoming
-        start = recorder.start(self._lane, seed, options, state, recorded_info, utc, monotonic)
-        if self._is_filtered:
-            self._last = self._apart(observation)
-            self.episodes.begin(start, None)
-        elif not self.episodes.try_begin_fast(start, observation):
-            self.slabs.make_space_for_initial()
-            self.episodes.begin(start, self._pack_observation(observation))
-            recorder.report()
+        recorder.is_in_use = True
+        try:
+            seed, options, state, utc, monotonic = upcoming
+            if seed is None and options is None and not self._infos:
+                start = recorder.next_episode, self._lane, NO_SEED, state or NOTHING, utc, monotonic
+            else:
+                recorded_info = self._packed_info(info) if self._infos else None
+                start = recorder.start(self._lane, seed, options, state, recorded_info, utc, monotonic)
+            if self._is_filtered:
+                self._last = self._apart(observation)
+                self.episodes.begin(start, None)
+            elif not self.episodes.try_begin_fast(start, observation):
+                self.slabs.make_space_for_initial()
+                self.episodes.begin(start, self._pack_observation(observation))
+                recorder.report()
+        finally:
+            recorder.is_in_use = False
 
     @using_recorder
     def end(self, outcome: Outcome) -> None:

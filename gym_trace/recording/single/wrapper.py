@@ -107,10 +107,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             >>> gym_trace.open_trace("traces/reset")[0].seed
             7
         """
-        upcoming = self._upcoming(seed, options, self._base_env)
-        result = self.env.reset(seed=seed, options=options)
+        steps = self._steps
+        upcoming = (steps.upcoming if self._video is None else self._upcoming)(seed, options, self._base_env)
+        result = observation, info = self.env.reset(seed=seed, options=options)
         if upcoming is not None:
-            self._steps.begin(upcoming, *result)
+            steps.begin(upcoming, observation, info)
         return result
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:

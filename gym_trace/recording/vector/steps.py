@@ -209,7 +209,7 @@ class LaneSteps:
         except Exception as error:  # user objects may raise anything
             self._warn_skipped("observations and infos of a reset", error)
             return
-        records, given = [start.reset_record for start in starts], np.array([start.seed for start in starts], np.int64)
+        records, given = [start[3] for start in starts], np.array([start[2] for start in starts], np.int64)
         slabs.add(Reset(lanes, batch, given, records, upcoming.ids, upcoming.utc, upcoming.monotonic))
         recorder.report()
 
