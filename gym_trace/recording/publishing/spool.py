@@ -31,9 +31,9 @@ from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regu
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
 from gym_trace.storage.remote.address import has_credentials, is_url, local_path, redacted, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
-from gym_trace.storage.remote.objects import StoredObject, persistently
+from gym_trace.storage.remote.objects import StoredObject
+from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.remote.storage import RemoteStorage
-from gym_trace.storage.remote.stores import store_at
 from gym_trace.storage.staging import replaced_file
 
 SPOOL_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_SPOOL", "GYM_TRACE_SPOOL_BYTES"
@@ -168,7 +168,7 @@ def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
     if on_exist == "replace":
         raise InvalidOption(f'{safe_url}: on_exist="replace" is not supported for URLs; pass another URL')
     if on_exist == "error":
-        names = persistently(store_at(url_of(url)).entries, safe_url)
+        names = RangeReader(url).entries()
         if any(kind_of(name) is not None for name in names):
             raise TraceExists(f'{safe_url}: already holds a trace; pass on_exist="append" to add to it, or another URL')
 
@@ -195,7 +195,7 @@ def publish_ended(url: str, writer: str) -> bool:
 def publish_facts(spool: Path, url: str) -> None:
     """Publish the facts of a trace whose steps come from the spools of other machines. Raises RemoteError."""
     if (spool / FACTS).exists():
-        upload(store_at(url), redacted(url), FACTS, (spool / FACTS).read_bytes(), new=False)
+        upload(RangeReader(url), FACTS, (spool / FACTS).read_bytes(), new=False)
 
 
 def set_aside(spool: Path, writer: str) -> None:

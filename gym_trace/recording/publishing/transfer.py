@@ -36,7 +36,6 @@ from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing.known_objects import KnownObjects, is_opaque
 from gym_trace.recording.publishing.whole_files import (
     OnBytes,
-    blocks,
     check_crc,
     commit_to_hub,
     download,
@@ -47,9 +46,9 @@ from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, redacted, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
-from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, fetched, md5_of, persistently
+from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, md5_of
+from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.remote.storage import RemoteStorage
-from gym_trace.storage.remote.stores import store_at
 
 WORKERS = 4
 _READ_BYTES = 8 << 20
@@ -120,10 +119,10 @@ class Transfer:
         self._directory = Path(directory).absolute()
         if (target := local_path(url)) is not None and os.path.realpath(target) == os.path.realpath(directory):
             raise InvalidOption(f"{redacted(self._url)}: is the directory itself; pass another URL")
-        self.report = TransferReport(str(directory), redacted(self._url))
+        self._reader = RangeReader(self._url)
+        self.report = TransferReport(str(directory), self._reader.shown)
         self._storage = LocalStorage(self._directory)
-        self._store = store_at(self._url)
-        found = persistently(self._store.entries, self.report.url)
+        found = self._reader.entries()
         self._remote = {name: stored for name, stored in found.items() if self._is_wanted(name)}
         self._has_listed_manifests = listed_manifests.NAME in found
         self._objects = KnownObjects(self._directory, self._url) if known is None else None
@@ -252,14 +251,11 @@ class Transfer:
             ends = {0, max(0, stored.size - wire.HEADER_SIZE)}
             wanted += [Wanted(name, stored, at, min(wire.HEADER_SIZE, stored.size - at)) for at in sorted(ends)]
         differing = []
-        for request, data in zip(wanted, self._fetched(wanted)):
+        for request, data in zip(wanted, self._reader.read(wanted)):
             with self._storage.open(request.name) as file:
                 if file.read(request.offset, request.length) != data:
                     differing.append(request.name)
         return differing
-
-    def _fetched(self, wanted: Sequence[Wanted]) -> list[bytes]:
-        return fetched(lambda: self._store, wanted, self.report.url)
 
     def _replace_damaged(self, name: str, remote_crc: int) -> None:
         """Replace the file whose manifest lists the checksum of the other one: it is damaged.
@@ -311,7 +307,7 @@ class Transfer:
 
     def _blocks(self, name: str, stored: StoredObject) -> Iterator[bytes]:
         try:
-            yield from blocks(self._store, self.report.url, name, stored)
+            yield from self._reader.whole(name, stored)
         except (FileNotFoundError, Overwritten):
             raise self._changed_error(name) from None
 
@@ -356,7 +352,7 @@ class Transfer:
         if self._objects is not None:
             listed = self._remote
             if self._push:  # the store has given these objects their tags
-                listed = persistently(self._store.entries, self.report.url)
+                listed = self._reader.entries()
                 pushed = {copy.name: copy.size for copy in self._push}
                 self._equal |= {name: it for name, it in listed.items() if pushed.get(name) == it.size}
             self._objects.add(self._equal.items())
@@ -373,7 +369,7 @@ class Transfer:
             return
         found = {}
         if (index := listed.get(listed_manifests.NAME)) is not None and index.size <= listed_manifests.MOST_BYTES:
-            raw = self._fetched([Wanted(listed_manifests.NAME, index, 0, index.size)])[0]
+            raw = next(self._reader.read([Wanted(listed_manifests.NAME, index, 0, index.size)]))
             for name, manifest in listed_manifests.unpacked_manifests(raw).items():
                 if name in objects and manifest.version == objects[name].version:
                     found[name] = manifest
@@ -383,13 +379,13 @@ class Transfer:
                     found[name] = ListedManifest(objects[name].version, file.read(0, objects[name].size))
         others = [Wanted(name, it, 0, it.size) for name, it in objects.items() if name not in found]
         if sum(request.length for request in others) <= listed_manifests.MOST_BYTES:
-            for request, content in zip(others, self._fetched(others)):
+            for request, content in zip(others, self._reader.read(others)):
                 found[request.name] = ListedManifest(request.stored.version, content)
-        upload(self._store, self.report.url, listed_manifests.NAME, listed_manifests.packed_manifests(found), new=False)
+        upload(self._reader, listed_manifests.NAME, listed_manifests.packed_manifests(found), new=False)
 
     def confirmed(self) -> dict[str, int]:
         """Return the local files that the URL has after a push, with their sizes. Lists the URL again."""
-        listed, confirmed, pushed = persistently(self._store.entries, self.report.url), {}, set(self.report.pushed)
+        listed, confirmed, pushed = self._reader.entries(), {}, set(self.report.pushed)
         for name, size in self._outgoing_files.items():
             stored = listed.get(name)
             if stored is None or stored.size != size:
@@ -408,14 +404,14 @@ class Transfer:
                 check_crc(size_and_crc(file)[1], crcs[copy.name], str(content))
             if kind_of(copy.name) in _TEXT:
                 content = file.read(0, copy.size)
-        upload(self._store, self.report.url, copy.name, content, copy.new)
+        upload(self._reader, copy.name, content, copy.new)
         add(copy.size)
 
     def _download(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         target, crc = self._directory / copy.name, crcs.get(copy.name)
         restore = partial(self._restore, copy.name, crc)
         try:
-            download(self._store, self.report.url, copy.name, self._remote[copy.name], target, crc, restore, add)
+            download(self._reader, copy.name, self._remote[copy.name], target, crc, restore, add)
         except (FileNotFoundError, Overwritten):
             raise self._changed_error(copy.name) from None
         if self._objects is not None and copy.name not in self._restored:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,35 +12,33 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, RemoteError, TraceExists
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, fetched, persistently
+from gym_trace.storage.remote.objects import StoredObject, persistently
+from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.staging import replaced_file
 
-_BLOCK_BYTES = 8 << 20  # per request
-_BLOCKS_AT_ONCE = 4  # per file
 OnBytes = Callable[[int], None]
 
 
-def upload(store: ObjectStore, shown: str, name: str, content: Path | bytes, new: bool) -> None:
+def upload(reader: RangeReader, name: str, content: Path | bytes, new: bool) -> None:
     """Publish a file, or bytes. A conflict with an object of the same content is a success whose response was lost.
 
     Args:
-        shown: URL for messages.
+        reader: reader of the URL to publish to.
         new: create the object, and fail if it exists; False: overwrite it.
 
     Raises TraceExists if an object of this name has other content, RemoteError, OSError.
     """
     try:
-        persistently(lambda: store.put(name, content, new), f"{shown}/{name}")
+        persistently(lambda: reader.store.put(name, content, new), f"{reader.shown}/{name}")
     except FileNotFoundError:
-        raise RemoteError(f"{shown}: no such bucket or container; check the URL") from None
+        raise RemoteError(f"{reader.shown}: no such bucket or container; check the URL") from None
     except FileExistsError:
-        if not _is_same(store, shown, name, content):
-            raise TraceExists(f"{shown}/{name}: exists with other content; pass another URL") from None
+        if not _is_same(reader, name, content):
+            raise TraceExists(f"{reader.shown}/{name}: exists with other content; pass another URL") from None
 
 
 def download(
-    store: ObjectStore,
-    shown: str,
+    reader: RangeReader,
     name: str,
     stored: StoredObject,
     target: Path,
@@ -57,12 +55,12 @@ def download(
     with replaced_file(target) as staged:
         found = 0
         with open(staged, "xb") as file:
-            for block in blocks(store, shown, name, stored):
+            for block in reader.whole(name, stored):
                 file.write(block)
                 found = crc32(block, found)
                 on_bytes(len(block))
         if crc not in (None, found) and not restore(staged):
-            check_crc(found, crc, f"{shown}/{name}")
+            check_crc(found, crc, f"{reader.shown}/{name}")
     LocalStorage(target.parent).sync()
 
 
@@ -72,22 +70,14 @@ def check_crc(found: int, listed: int | None, where: str) -> None:
         raise CorruptTrace(f"checksum {found:#x}, but {listed:#x} in the manifest", where)
 
 
-def blocks(store: ObjectStore, shown: str, name: str, stored: StoredObject) -> Iterator[bytes]:
-    """Yield an object from front to back. Raises RemoteError, Overwritten, FileNotFoundError."""
-    for begin in range(0, stored.size, _BLOCKS_AT_ONCE * _BLOCK_BYTES):
-        ends = range(begin, min(begin + _BLOCKS_AT_ONCE * _BLOCK_BYTES, stored.size), _BLOCK_BYTES)
-        wanted = [Wanted(name, stored, at, min(_BLOCK_BYTES, stored.size - at)) for at in ends]
-        yield from fetched(lambda: store, wanted, f"{shown}/{name}")
-
-
-def _is_same(store: ObjectStore, shown: str, name: str, content: Path | bytes) -> bool:
+def _is_same(reader: RangeReader, name: str, content: Path | bytes) -> bool:
     """Read an object back and compare it with a file, or bytes."""
-    stored = persistently(store.entries, shown).get(name)
+    stored = reader.entries().get(name)
     size = content.stat().st_size if isinstance(content, Path) else len(content)
     if stored is None or stored.size != size:
         return False
     with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as file:
-        return all(file.read(len(block)) == block for block in blocks(store, shown, name, stored))
+        return all(file.read(len(block)) == block for block in reader.whole(name, stored))
 
 
 _HUB_URL = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<below>/.*)?")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -88,16 +89,23 @@ class ObjectStore(Protocol):
     def folders(self) -> list[str]:
         """Return the names of the folders at the URL, in any order."""
 
-    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        """Fetch ranges in parallel; return the bytes of each, or the exception that it failed with."""
+    def get(self, wanted: Wanted) -> bytes:
+        """Return a range of bytes, fewer if the connection is lost. Raises Overwritten, unless confirm() does."""
+
+    def confirm(self, read: Mapping[str, StoredObject]) -> None:
+        """Raise Overwritten if an object that was read has another version by now, where get() cannot tell."""
+        return
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         """Store an object, from a file or bytes. new: raise FileExistsError if the name already exists."""
 
 
-def persistently(call: Callable[[], _T], what: str) -> _T:
-    """Call up to TRIES times, waiting longer after each failure. Raises RemoteError, and errors not worth a retry."""
-    wait = _FIRST_WAIT
+def persistently(call: Callable[[], _T], what: str, wait: Callable[[float], object] = time.sleep) -> _T:
+    """Call up to TRIES times, waiting longer after each failure. Raises RemoteError, and errors not worth a retry.
+
+    wait: waits a number of seconds; what it returns, if true, says that no more calls are wanted.
+    """
+    seconds = _FIRST_WAIT
     for retries_left in range(TRIES - 1, -1, -1):
         try:
             return call()
@@ -109,29 +117,10 @@ def persistently(call: Callable[[], _T], what: str) -> _T:
                 raise RemoteError(f"{what}: {reason}; {advice}") from None
             if not retries_left:
                 raise RemoteError(f"{what}: {reason}, {TRIES} times; try again later") from None
-        time.sleep(wait * (0.5 + random.random()))
-        wait = min(2 * wait, _LONGEST_WAIT)
+        if wait(seconds * (0.5 + random.random())):
+            raise CancelledError
+        seconds = min(2 * seconds, _LONGEST_WAIT)
     raise AssertionError("unreachable")
-
-
-def fetched(connected: Callable[[], ObjectStore], wanted: Sequence[Wanted], what: str) -> list[bytes]:
-    """Fetch whole ranges, and failed ones again. Raises FileNotFoundError, Overwritten, RemoteError."""
-    done: dict[int, bytes] = {}
-
-    def attempt() -> None:
-        missing = [i for i in range(len(wanted)) if i not in done]
-        failure: Exception | None = None
-        for i, data in zip(missing, connected().get([wanted[i] for i in missing])):
-            if isinstance(data, bytes) and len(data) == wanted[i].length:
-                done[i] = data
-            elif not isinstance(failure, _FINAL):
-                failure = ConnectionError("incomplete answer") if isinstance(data, bytes) else data
-        if failure is not None:
-            raise failure
-
-    if wanted:
-        persistently(attempt, what)
-    return [done[i] for i in range(len(wanted))]
 
 
 def reason_of(error: BaseException) -> tuple[str, str]:

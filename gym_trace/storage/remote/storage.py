@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, islice
-from operator import itemgetter
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_trace.errors import RemoteError, TraceNotFound, warn
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
-from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import (
     BLOCK,
     BlockCache,
@@ -22,15 +20,26 @@ from gym_trace.storage.remote.cache import (
     init_in_each_process,
     object_key,
 )
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, fetched, persistently
-from gym_trace.storage.remote.stores import store_at
+from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted
+from gym_trace.storage.remote.ranges import RangeReader
 
-_MOST_GAP = 2  # blocks between two ranges that one request fetches, with the gap
-_MOST_BLOCKS_PER_REQUEST = 256
-_MOST_AT_ONCE = (64 << 20) // BLOCK  # blocks that expect() has in memory at the same time
+_MOST_AHEAD = 32 << 20  # bytes
 _READ_AHEAD_THREADS = 8
 _IMMUTABLE = ".gtb"  # suffix of files that never change
-_Block = tuple[str, int]  # name of a file, and number of the block in it
+_Block = tuple[str, int]  # key of an object, and number of the block in it
+
+
+class _Run(NamedTuple):
+    """Successive blocks that are fetched together. data: all of them, from the first one on."""
+
+    wanted: Wanted
+    key: str
+    numbers: range
+    data: Future[bytes]
+
+    def block(self, number: int) -> bytes:
+        begin = (number - self.numbers.start) * BLOCK
+        return self.data.result()[begin : begin + BLOCK]
 
 
 class RemoteStorage(ReadStorage):
@@ -42,18 +51,16 @@ class RemoteStorage(ReadStorage):
 
     def __init__(self, url: str | os.PathLike[str], cache: BlockCache | None = None):
         """cache: see default_cache() for the default. Raises InvalidOption, MissingExtra."""
-        self.url = url_of(url)
-        self.root = redacted(self.url)
         self._cache = default_cache() if cache is None else cache
-        self.ahead = self._cache.limit // 4
+        self._reader = RangeReader(url)
+        self.url, self.root = self._reader.url, self._reader.shown
+        self.ahead = min(self._cache.limit // 4, _MOST_AHEAD)
         init_in_each_process(self)
-        self._store: ObjectStore | None = store_at(self.url)
 
     def init_process(self) -> None:
-        self._store = None
         self._listing: dict[str, StoredObject] | None = None
         self._lock = Lock()
-        self._in_flight: dict[tuple[str, int], Future[bytes]] = {}  # by key of the object, and number
+        self._in_flight: dict[_Block, _Run] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -70,7 +77,7 @@ class RemoteStorage(ReadStorage):
         return self
 
     def names(self) -> list[str]:
-        found = persistently(self._connected().entries, self.root)
+        found = self._reader.entries()
         if not found:
             raise TraceNotFound(f"{self.root}: nothing there")
         self._listing = found
@@ -95,29 +102,29 @@ class RemoteStorage(ReadStorage):
         return RemoteReader(self, name)
 
     def expect(self, spans: Iterable[Span]) -> None:
-        files: dict[str, StoredObject] = {}
-        wanted: dict[_Block, None] = {}
-        most = self._cache.limit // BLOCK  # more would not stay in the cache
+        wanted: dict[str, set[int]] = {}
+        space = most = self._cache.limit // BLOCK  # more would not stay in the cache
         for name, offset, length in spans:
             stored = self.stored(name)
             offset, end = max(0, offset), min(offset + length, stored.size)
             numbers = range(offset // BLOCK, -(-end // BLOCK))
             if end <= offset or self._cache.has(object_key(self.url, name, stored), numbers):
                 continue
-            files[name] = stored
             if len(numbers) > most:
                 warn(
                     f"{self.root}: a chunk is larger than the cache of {self._cache.limit} bytes, so each read fetches "
                     "it again; raise the limit",
                 )
-            wanted |= dict.fromkeys((name, number) for number in numbers[: most - len(wanted)])
-        in_order = iter(sorted(wanted))
-        while portion := list(islice(in_order, _MOST_AT_ONCE)):
-            blocks = {name: [number for _, number in group] for name, group in groupby(portion, itemgetter(0))}
-            try:
-                self.blocks({name: (files[name], numbers) for name, numbers in blocks.items()})
-            except Overwritten:
-                raise self.overwritten(*blocks) from None
+            new = set(numbers[:space]) - wanted.setdefault(name, set())
+            wanted[name] |= new
+            space -= len(new)
+        runs = deque[_Run]()
+        for name in sorted(wanted):
+            runs += self._begin(name, self.stored(name), sorted(wanted[name]))[0]
+        try:
+            self._fetch(runs)
+        except Overwritten:
+            raise self.overwritten(*wanted) from None
 
     def soon(self, call: Callable[[], object]) -> None:
         with self._lock:
@@ -130,65 +137,63 @@ class RemoteStorage(ReadStorage):
         path = self.path(names[0]) if len(names) == 1 else self.root
         return RemoteError(f"{path}: was overwritten while it was read; open the trace again")
 
-    def blocks(self, wanted: dict[str, tuple[StoredObject, Iterable[int]]]) -> dict[_Block, bytes]:
-        """Return blocks of files, from the cache or the store. Threads that need the same block share its request.
+    def blocks(self, name: str, stored: StoredObject, numbers: Iterable[int]) -> list[bytes]:
+        """Return blocks of a file, from the cache or the store. Threads that need the same block share its request.
 
         Raises FileNotFoundError, Overwritten, RemoteError.
         """
-        found: dict[_Block, bytes] = {}
-        mine: dict[_Block, Future[bytes]] = {}
-        others: dict[_Block, Future[bytes]] = {}
-        for name, (stored, numbers) in wanted.items():
-            key = object_key(self.url, name, stored)
+        key = object_key(self.url, name, stored)
+        found = {number: self._cache.get(key, number) for number in numbers}
+        if missing := [number for number, block in found.items() if block is None]:
+            new, runs = self._begin(name, stored, missing)
+            self._fetch(new)
+            found |= {number: run.block(number) for number, run in zip(missing, runs)}
+        return [block for block in found.values() if block is not None]
+
+    def _begin(self, name: str, stored: StoredObject, numbers: list[int]) -> tuple[deque[_Run], list[_Run]]:
+        """Put blocks in flight; return the runs that the caller has to fetch, and the run of each block.
+
+        numbers: ascending.
+        """
+        key, gap, most = object_key(self.url, name, stored), self._reader.gap // BLOCK, self._reader.most // BLOCK
+        new: list[range] = []
+        with self._lock:
             for number in numbers:
-                block = self._cache.get(key, number)
-                if block is not None:
-                    found[name, number] = block
+                if (key, number) in self._in_flight:
                     continue
-                with self._lock:
-                    is_mine = (key, number) not in self._in_flight
-                    future = self._in_flight.setdefault((key, number), Future())
-                (mine if is_mine else others)[name, number] = future
-        if mine:
-            self._fetch(mine, {name: stored for name, (stored, _) in wanted.items()})
-        return found | {block: future.result() for block, future in (mine | others).items()}
+                if new and number - new[-1].stop <= gap and number - new[-1].start < most:
+                    new[-1] = range(new[-1].start, number + 1)
+                else:
+                    new.append(range(number, number + 1))
+            mine = deque[_Run]()
+            for found in new:
+                offset, end = found.start * BLOCK, min(found.stop * BLOCK, stored.size)
+                mine.append(_Run(Wanted(name, stored, offset, end - offset), key, found, Future()))
+                self._in_flight |= {(key, number): mine[-1] for number in found}
+            return mine, [self._in_flight[key, number] for number in numbers]
 
-    def _fetch(self, mine: dict[_Block, Future[bytes]], files: dict[str, StoredObject]) -> None:
-        """Fetch and cache the blocks that this thread has put in flight. Sets their futures, also after an error."""
+    def _fetch(self, runs: deque[_Run]) -> None:
+        """Fetch and cache runs that this thread has put in flight, and remove them from there, also after an error."""
         try:
-            requests = [
-                Wanted(name, files[name], first * BLOCK, min(last * BLOCK, files[name].size) - first * BLOCK)
-                for name, blocks in groupby(mine, itemgetter(0))
-                for first, last in _runs([number for _, number in blocks])
-            ]
-            for request, data in zip(requests, self._ranges(requests)):
-                key = object_key(self.url, request.name, request.stored)
-                for at in range(0, request.length, BLOCK):
-                    number, block = (request.offset + at) // BLOCK, data[at : at + BLOCK]
-                    self._cache.put(key, number, block)
-                    if (request.name, number) in mine:
-                        mine[request.name, number].set_result(block)
+            for data in self._reader.read([run.wanted for run in runs]):
+                for number, begin in zip(runs[0].numbers, range(0, len(data), BLOCK)):
+                    self._cache.put(runs[0].key, number, data[begin : begin + BLOCK])
+                runs[0].data.set_result(data)
+                self._landed(runs.popleft())
         except BaseException as error:
-            for future in mine.values():
-                if not future.done():
-                    future.set_exception(error)
-            raise
-        finally:
-            with self._lock:
-                for name, number in mine:
-                    del self._in_flight[object_key(self.url, name, files[name]), number]
+            path = self.path(runs[0].wanted.name)
+            if isinstance(error, FileNotFoundError):
+                error = FileNotFoundError(errno.ENOENT, "no longer there", path)
+            for run in runs:
+                run.data.set_exception(error)
+                self._landed(run)
+            raise error from None
 
-    def _ranges(self, requests: list[Wanted]) -> list[bytes]:
-        path = self.path(requests[0].name)
-        try:
-            return fetched(self._connected, requests, path)
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no longer there", path) from None
-
-    def _connected(self) -> ObjectStore:
-        if self._store is None:
-            self._store = store_at(self.url)
-        return self._store
+    def _landed(self, run: _Run) -> None:
+        with self._lock:
+            for number in run.numbers:
+                if self._in_flight.get((run.key, number)) is run:
+                    del self._in_flight[run.key, number]
 
 
 class RemoteReader(Reader):
@@ -206,7 +211,7 @@ class RemoteReader(Reader):
         end = min(offset + length, self.size)
         numbers = range(offset // BLOCK, (end - 1) // BLOCK + 1)
         try:
-            found = self._storage.blocks({self._name: (self._stored, numbers)})
+            found = self._storage.blocks(self._name, self._stored, numbers)
         except Overwritten:
             if self._is_fixed:
                 raise self._storage.overwritten(self._name) from None
@@ -215,21 +220,8 @@ class RemoteReader(Reader):
             self.size, self._is_fixed = self._stored.size, True
             return self.read(offset, length)
         self._is_fixed = True
-        data = found[self._name, numbers[0]]
-        if len(numbers) > 1:
-            data = b"".join(found[self._name, number] for number in numbers)
+        data = found[0] if len(found) == 1 else b"".join(found)
         return data[offset - numbers[0] * BLOCK : end - numbers[0] * BLOCK]
-
-
-def _runs(numbers: list[int]) -> Iterable[tuple[int, int]]:
-    """Join ascending numbers of blocks into requests, as (first, last + 1), which may include small gaps."""
-    begin = last = numbers[0]
-    for number in numbers[1:]:
-        if number - last > _MOST_GAP + 1 or number - begin >= _MOST_BLOCKS_PER_REQUEST:
-            yield begin, last + 1
-            begin = number
-        last = number
-    yield begin, last + 1
 
 
 def _reopened(url: str, disk: tuple[str, int] | None) -> RemoteStorage:

@@ -1,4 +1,4 @@
-"""Object stores: all of fsspec, and S3, GCS and Azure also with obstore, which is faster for many small ranges."""
+"""Object stores: S3, GCS and Azure with obstore, web servers, directories, and all others of fsspec."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -26,12 +27,19 @@ _EXTRA = "pip install 'gym-trace[remote]'"
 _PARALLEL_REQUESTS = 16
 _MOST_IN_ONE_PUT, _PART_BYTES = 256 << 20, 16 << 20  # larger objects are uploaded in parts of this size
 _OBSTORE_KINDS = {"s3": "S3Store", "s3a": "S3Store", "gs": "GCSStore", "az": "AzureStore", "abfs": "AzureStore"}
-_S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE")
-_S3_ROLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_S3_KEYS = (  # environment variables in which obstore finds credentials
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_CLIENT_OPTIONS = {"timeout": "60s", "connect_timeout": "10s", "allow_http": True}
+_PROFILE_LASTS = timedelta(minutes=30)
 _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID")
 _VERSIONS = ("ETag", "etag", "e_tag", "md5", "content_md5", "Content-MD5", "blob_id", "oid")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "modified", "created")
-_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
+_PACKAGES = {"gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
 _SECONDS, _LEAST_RATE = 30.0, 16 << 10  # time limit of a web server's response; more for long ones, in bytes per second
 _STALLED_SECONDS, _LISTING_SECONDS = 20.0, 300.0
 _MOST_TEXT, _MOST_FILES, _MOST_REDIRECTS = 4 << 20, 1 << 16, 5
@@ -57,47 +65,66 @@ def store_at(url: str) -> ObjectStore:
     try:
         import obstore.store
     except ImportError:
-        return FsspecStore(url)
+        raise MissingExtra(f"{scheme}:// needs obstore; install it with: {_EXTRA}") from None
     global _obstore_pid
-    if _obstore_pid in (0, os.getpid()):
-        _obstore_pid = os.getpid()
-        return ObstoreStore(url, getattr(obstore.store, _OBSTORE_KINDS[scheme]))
-    try:
-        return FsspecStore(url)
-    except MissingExtra:
+    if _obstore_pid not in (0, os.getpid()):
         raise RemoteError(
             f"{redacted(url)}: this process was forked from one that had opened a URL; start workers with "
-            f"multiprocessing_context='spawn', or 'pip install {_PACKAGES[scheme]}'"
-        ) from None
+            "multiprocessing_context='spawn'"
+        )
+    _obstore_pid = os.getpid()
+    return ObstoreStore(url, getattr(obstore.store, _OBSTORE_KINDS[scheme]))
 
 
 def _obstore_has_credentials(scheme: str) -> bool:
-    """Return False if only the clients of fsspec find the credentials, as in ~/.aws, or a Google emulator."""
-    if scheme in ("s3", "s3a") and not any(map(os.environ.get, (*_S3_KEYS, *_S3_ROLES))):
-        files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
-        return not any(os.path.exists(os.path.expanduser(path)) for path in files)
+    """Return False if only the clients of fsspec find the credentials of Azure, or a Google emulator."""
     if scheme in ("az", "abfs"):
         return any(map(os.environ.get, _AZURE_KEYS))
     return scheme != "gs" or "STORAGE_EMULATOR_HOST" not in os.environ
 
 
-class ObstoreStore:
+def _profile_settings(url: str) -> dict[str, Any]:
+    """Return settings for obstore of the profile in ~/.aws, which botocore reads; {} if the environment has keys."""
+    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), "~/.aws/config")
+    if any(map(os.environ.get, _S3_KEYS)) or not any(os.path.exists(os.path.expanduser(path)) for path in files):
+        return {}
+    try:
+        import botocore.session
+    except ImportError:
+        raise MissingExtra(
+            f"{redacted(url)}: credentials in ~/.aws need botocore; install it with: pip install botocore"
+        ) from None
+    session = botocore.session.get_session()
+    profile, credentials = session.get_scoped_config(), session.get_credentials()
+    variables = {"region": "AWS_REGION", "endpoint_url": "AWS_ENDPOINT_URL"}
+    settings = {key: profile[key] for key, name in variables.items() if key in profile and name not in os.environ}
+
+    def provided() -> dict[str, Any]:
+        found = credentials.get_frozen_credentials()
+        keys = {"access_key_id": found.access_key, "secret_access_key": found.secret_key, "token": found.token}
+        return {**keys, "expires_at": datetime.now(timezone.utc) + _PROFILE_LASTS}
+
+    return settings if credentials is None else {**settings, "credential_provider": provided}
+
+
+class ObstoreStore(ObjectStore):
     """The objects at a URL, with obstore."""
 
     def __init__(self, url: str, kind: Any):
         import obstore
 
-        options = {"timeout": "60s", "connect_timeout": "10s", "allow_http": True}
-        retries = {"max_retries": 0}  # persistently() retries
         self._obstore = obstore
+        settings: dict[str, Any] = {"client_options": _CLIENT_OPTIONS, "retry_config": {"max_retries": 0}}
         try:
-            sums = {"checksum_algorithm": "SHA256"} if kind.__name__ == "S3Store" else {}  # S3 verifies uploads with it
-            self._store = kind.from_url(url, client_options=options, retry_config=retries, **sums)
+            if kind.__name__ == "S3Store":  # which verifies uploads with the checksum
+                settings |= {"checksum_algorithm": "SHA256", **_profile_settings(url)}
+            self._store = kind.from_url(url, **settings)
+        except MissingExtra:
+            raise
         except Exception as error:
             raise RemoteError(
                 f"{redacted(url)}: {type(error).__name__}; check the URL and the settings of the store"
             ) from None
-        self._pool = ThreadPoolExecutor(_PARALLEL_REQUESTS, "gym-trace-get")
 
     def entries(self) -> dict[str, StoredObject]:
         with _translated(self._obstore):
@@ -109,15 +136,12 @@ class ObstoreStore:
             found = self._obstore.list_with_delimiter(self._store)["common_prefixes"]
         return [prefix.rpartition("/")[2] for prefix in found]
 
-    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        return _in_parallel(self._range, wanted, self._pool)
-
-    def _range(self, request: Wanted) -> bytes:
-        options: Any = {"range": (request.offset, request.offset + request.length)}
-        if request.stored.version:
-            options["if_match"] = request.stored.version
+    def get(self, wanted: Wanted) -> bytes:
+        options: Any = {"range": (wanted.offset, wanted.offset + wanted.length)}
+        if wanted.stored.version:
+            options["if_match"] = wanted.stored.version
         with _translated(self._obstore):
-            return bytes(self._obstore.get(self._store, request.name, options=options).bytes())
+            return bytes(self._obstore.get(self._store, wanted.name, options=options).bytes())
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         with _translated(self._obstore):
@@ -128,21 +152,6 @@ class ObstoreStore:
                 return
             mode: Literal["create", "overwrite"] = "create" if new else "overwrite"
             self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
-
-
-def _in_parallel(
-    get: Callable[[Wanted], bytes], wanted: Sequence[Wanted], pool: ThreadPoolExecutor
-) -> list[bytes | Exception]:
-    def attempt(request: Wanted) -> bytes | Exception:
-        try:
-            return get(request)
-        except Exception as error:  # fetched() decides about retries
-            return error
-
-    if len(wanted) > 1:
-        with suppress(RuntimeError):  # the interpreter is shutting down, and starts no threads
-            return list(pool.map(attempt, wanted))
-    return [attempt(request) for request in wanted]
 
 
 @contextmanager
@@ -157,7 +166,7 @@ def _translated(obstore: Any) -> Iterator[None]:
         raise Overwritten from None
 
 
-class FsspecStore:
+class FsspecStore(ObjectStore):
     """The objects at a URL, with fsspec. Versions are checked after reads: few of its file systems can request one."""
 
     def __init__(self, url: str):
@@ -197,18 +206,12 @@ class FsspecStore:
     def folders(self) -> list[str]:
         return [name for name, entry in self._list().items() if entry["type"] == "directory"]
 
-    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        found: list[bytes | Exception] = self._fs.cat_ranges(
-            [self._path(request.name) for request in wanted],
-            [request.offset for request in wanted],
-            [request.offset + request.length for request in wanted],
-            on_error="return",
-        )
-        self._check({request.name: request.stored for request, data in zip(wanted, found) if isinstance(data, bytes)})
-        return found
+    def get(self, wanted: Wanted) -> bytes:
+        end = wanted.offset + wanted.length
+        data: bytes = self._fs.cat_file(self._path(wanted.name), start=wanted.offset, end=end)
+        return data
 
-    def _check(self, read: dict[str, StoredObject]) -> None:
-        """Raise Overwritten if an object no longer has the version that was read."""
+    def confirm(self, read: Mapping[str, StoredObject]) -> None:
         if any(stored.version.partition("=")[0] not in _VERSIONS for stored in read.values()):
             listed = self.entries()  # info() may format times in another way
             if any(listed.get(name) != stored for name, stored in read.items()):
@@ -322,27 +325,28 @@ class WebStore(FsspecStore):
         names = [] if self._query else [name.rstrip("/") for name in self._linked() if name.endswith("/")]
         return [name for name in dict.fromkeys(names) if name not in ("", ".", "..") and "/" not in name]
 
-    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, len(wanted)), "gym-trace-get") as pool:
-            return _in_parallel(self._range, wanted, pool)
-
-    def _range(self, request: Wanted) -> bytes:
-        headers = {"Range": f"bytes={request.offset}-{request.offset + request.length - 1}"}
-        key, _, value = request.stored.version.partition("=")
+    def get(self, wanted: Wanted) -> bytes:
+        headers = {"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"}
+        key, _, value = wanted.stored.version.partition("=")
         if key == "ETag" and value.startswith('"') and value.isascii() and value.isprintable():
             headers["If-Match"] = value
         try:
-            seconds = _SECONDS + request.length / _LEAST_RATE
-            data, _ = self._get(self._path(request.name), request.length + 1, seconds, headers)
+            seconds = _SECONDS + wanted.length / _LEAST_RATE
+            data, answer = self._get(self._path(wanted.name), wanted.length + 1, seconds, headers)
         except Exception as error:
             if getattr(error, "status", None) == 412:
                 raise Overwritten from None
             raise
-        if len(data) > request.length:
+        if len(data) > wanted.length:
             raise RemoteError(
                 f"{redacted(self._url)}: this server sends whole files, no ranges of bytes; use one that does"
             )
+        if not answer.get("Content-Range", f"bytes {wanted.offset}-").startswith(f"bytes {wanted.offset}-"):
+            raise ConnectionError("incomplete answer")
         return data
+
+    def confirm(self, read: Mapping[str, StoredObject]) -> None:
+        return
 
     def _get(
         self, url: str, limit: int, seconds: float, headers: Mapping[str, str] | None = None, method: str = "GET"
@@ -406,7 +410,7 @@ def _redirected(url: Any, location: str) -> Any:
     )
 
 
-class FolderStore:
+class FolderStore(ObjectStore):
     """The files of a directory as objects, for file:// URLs, such as those of a shared file system."""
 
     def __init__(self, folder: str):
@@ -422,17 +426,14 @@ class FolderStore:
     def folders(self) -> list[str]:
         return directories_in(self._root)
 
-    def get(self, wanted: Sequence[Wanted]) -> list[bytes | Exception]:
-        found: list[bytes | Exception] = []
-        for request in wanted:
-            fd = open_regular(self._root / request.name, os.O_RDONLY)
-            try:
-                if _stored(os.fstat(fd)) != request.stored:
-                    raise Overwritten
-                found.append(os.pread(fd, request.length, request.offset))
-            finally:
-                os.close(fd)
-        return found
+    def get(self, wanted: Wanted) -> bytes:
+        fd = open_regular(self._root / wanted.name, os.O_RDONLY)
+        try:
+            if _stored(os.fstat(fd)) != wanted.stored:
+                raise Overwritten
+            return os.pread(fd, wanted.length, wanted.offset)
+        finally:
+            os.close(fd)
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         try:
