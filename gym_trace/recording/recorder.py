@@ -215,9 +215,9 @@ class Recorder:
             except Exception as error:  # any error: reported at the next step
                 self.out.fail(error)
 
-    def new_ring(self, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int) -> Ring:
+    def new_ring(self, kind: int, layout: dict[str, Any], *arguments: Any) -> Ring:
         """Create a ring in the trace; see Ring. Raises OSError."""
-        return Ring(self._storage, self.writer_id, kind, layout, slabs, slab_bytes)
+        return Ring(self._storage, self.writer_id, kind, layout, *arguments)
 
     def _new_ring(self, slab_bytes: int) -> Ring:
         """Create a ring; warn once if it does not survive the process."""

@@ -65,6 +65,17 @@ class Both:
             slab.enable_fast_path(1 << 62)
         self.compare()
 
+    def move(self) -> None:
+        """Move both slabs into larger memory, as a recorder does when a small slab is full."""
+        rows = self.python.rows + (self.python.pending_action() is not None)
+        cut = self._size - rows * self.layout.size
+        self._size += 8 * int(self._random.integers(1000))
+        for slab in (self.python, self.c):
+            start, end = bytes(slab.memory[:cut]), bytes(slab.memory[cut:])
+            slab.move(memoryview(bytearray(start + bytes(self._size - len(start) - len(end)) + end)))
+        self._declined = False
+        self.compare()
+
     def do(self, name: str, *args: Any, **named: Any) -> Any:
         """Call a method of both; both must return or raise the same."""
         results = [_outcome(getattr(slab, name), args, named) for slab in (self.python, self.c)]
@@ -157,6 +168,8 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
         both.do("drop", int(random.integers(len(both.python.entries()) + 1)))
     elif random.random() < 0.2:
         both.begin()
+    else:
+        both.move()
     both.do("pending_action")
     both.do("last_row")
 

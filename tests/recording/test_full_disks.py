@@ -216,8 +216,20 @@ def test_a_full_disk_is_reported_once_at_a_step_and_the_run_continues(
     assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
 
 
-def test_a_disk_too_full_for_the_ring_raises_before_the_first_step(small_disk: tuple[Path, int]) -> None:
+def test_a_disk_too_full_for_a_ring_that_grows_keeps_all_steps_before(
+    small_disk: tuple[Path, int], tmp_path: Path
+) -> None:
     directory, limit = small_disk
+    (told,) = record_until_full(directory, limit, how="ring")
+    (error,) = told["errors"]
+    assert str(directory) in error
+    assert told["after"] == 300
+    assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
+    assert sum(map(len, open_trace(directory))) >= told["steps"] - 1
+
+
+def test_a_disk_too_full_for_the_ring_raises_before_the_first_step(tmp_path: Path) -> None:
+    directory, limit = tmp_path / "t", 20_000
     (told,) = record_until_full(directory, limit, how="ring")
     (error,) = told["errors"]
     assert str(directory) in error

@@ -54,7 +54,17 @@ class Ring:
         shortage: the error if no file descriptor was free, which may be temporary; otherwise None.
     """
 
-    def __init__(self, storage: Storage, writer: str, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int):
+    def __init__(
+        self,
+        storage: Storage,
+        writer: str,
+        kind: int,
+        layout: dict[str, Any],
+        slabs: int,
+        slab_bytes: int,
+        begun: tuple[memoryview, memoryview] = (memoryview(b""), memoryview(b"")),
+    ):
+        """begun: first and last bytes of the first slab, which the file has from the moment it has its name."""
         self._storage, self._name = storage, writer + RING
         self.sequence = 0  # sequence number of the latest slab
         packed = pack(layout)
@@ -75,6 +85,9 @@ class Ring:
             crc32(packed),
         )
         content = header + _CRC.pack(crc32(header)) + packed
+        if len(begun[0]):
+            start, end = begun
+            content = b"".join([content.ljust(first, b"\0"), start, bytes(slab_bytes - len(start) - len(end)), end])
         self._mapping: Mapping | None = None
         self.shortage: OSError | None = None
         try:

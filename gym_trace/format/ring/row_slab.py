@@ -102,6 +102,12 @@ class RowSlab:
         self.only_floats(True)
         self.disable_fast_path()
 
+    def move(self, memory: memoryview) -> None:
+        """Continue in larger memory, to whose ends the log and the rows were copied; disables the fast path."""
+        self._at += len(memory) - len(self.memory)
+        self.memory = memory
+        self.disable_fast_path()
+
     @property
     def rows(self) -> int:
         """Number of complete rows."""

@@ -99,6 +99,7 @@ static void dealloc(RowSlab *self)
 
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)begin, METH_VARARGS, NULL},
+    {"move", (PyCFunction)move, METH_O, NULL},
     {"follow", (PyCFunction)follow, METH_VARARGS, NULL},
     {"disable_fast_path", (PyCFunction)disable_fast_path, METH_NOARGS, NULL},
     {"enable_fast_path", (PyCFunction)enable_fast_path, METH_O, NULL},

@@ -69,6 +69,22 @@ static PyObject *begin(RowSlab *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *move(RowSlab *self, PyObject *memory)
+{
+    int64_t before = self->buffer.len;
+    if (!self->position || !PyMemoryView_Check(memory) || PyMemoryView_GET_BUFFER(memory)->len < before) {
+        PyErr_SetString(PyExc_ValueError, "move(): not a larger memoryview, or begin() was never called");
+        return NULL;
+    }
+    Py_INCREF(memory);
+    if (hold_memory(&self->memory, &self->buffer, memory) < 0) {
+        return NULL;
+    }
+    self->at += self->buffer.len - before;
+    self->floor = self->least = NEVER;
+    Py_RETURN_NONE;
+}
+
 static PyObject *disable_fast_path(RowSlab *self, PyObject *Py_UNUSED(ignored))
 {
     self->floor = self->least = NEVER;

@@ -36,6 +36,7 @@ from gym_trace.storage.interrupts import held_back
 
 START_BYTES = 4 << 10  # log bytes of a typical episode start
 LOG_BYTES = 128 << 10  # log bytes of a slab if all values are in its rows
+_FIRST_BYTES = 48 << 10  # of the first slab, which grows when it is full: many writers are killed after a few steps
 VALUES_BYTES = 2 << 20  # log bytes of a slab if values are in the log
 MOST_ROWS = 1 << 16
 FLAG_BYTES = 2 * log.size_of(0)
@@ -114,6 +115,8 @@ class RowSlabs:
             raise UnstorableValue(
                 f"a step takes {row_bytes} bytes; at most {memory.MOST_SLAB_BYTES // 2} can be recorded"
             )
+        first_bytes = _FIRST_BYTES + self.result_bytes + 4 * layout.size
+        self._first_bytes = min(first_bytes, self._slab_bytes)
         self._decoder = RowDecoder(layout.offsets.described())
         self.packers = RowPackers(layout, self, recorder)
 
@@ -145,7 +148,7 @@ class RowSlabs:
         slab, log_bytes = self.slab, self.layout.size + START_BYTES + self.result_bytes
         if not (self.is_begun and slab.rows):
             return False
-        is_full = slab.rows + 2 > self.most_rows or not slab.has_room(log_bytes)
+        is_full = slab.rows + 2 > self.most_rows or not self._has_room(log_bytes)
         return is_full or time.monotonic_ns() >= self.recorder.clock.due
 
     @property
@@ -155,7 +158,7 @@ class RowSlabs:
 
     def has_space_for_initial(self) -> bool:
         """Return True if the slab has space for a typical episode start."""
-        return self.slab.rows < self.most_rows and self.slab.has_room(START_BYTES)
+        return self.slab.rows < self.most_rows and self._has_room(START_BYTES)
 
     def make_space_for_initial(self) -> None:
         """Make space for an initial observation, before it is packed."""
@@ -171,16 +174,46 @@ class RowSlabs:
 
     def make_room(self, log_bytes: int = 0) -> bool:
         """Make room for a row and log_bytes of log; return False if recording has ended."""
-        if self.is_begun and self.slab.rows < self.most_rows and self.slab.has_room(log_bytes):
+        if self.is_begun and self.slab.rows < self.most_rows and self._has_room(log_bytes):
             return True
         if self.recorder.open_ring() is None:
             return False
         self.switch_slab(log_bytes)
         return not self.recorder.failed
 
+    def _has_room(self, log_bytes: int) -> bool:
+        """Return True if the slab has space for one more row and log_bytes of log; a small one grows for it."""
+        return self.slab.has_room(log_bytes) or (self._grow() and self.slab.has_room(log_bytes))
+
+    def _grow(self) -> bool:
+        """Move the slab to a ring of the full size; return False if it has that, or if there is no space for it.
+
+        A killed writer leaves the one ring or the other, each with the whole slab.
+        """
+        recorder, slab = self.recorder, self.slab
+        with held_back():  # close() in a signal handler takes the slabs away
+            ring = recorder.ring
+            if not self.is_begun or recorder.failed or ring is None or len(slab.memory) >= self._slab_bytes:
+                return False
+            rows = slab.rows + (slab.pending_action() is not None)
+            cut = len(slab.memory) - rows * self.layout.size
+            try:
+                larger = self._new_ring(self._slab_bytes, (slab.memory[:cut], slab.memory[cut:]))
+            except OSError as error:
+                recorder.out.fail(error)
+                return False
+            if ring.mapped and not larger.mapped:  # no free descriptor: memory of this process alone would be lost
+                return False
+            larger.sequence, recorder.ring = ring.sequence, larger
+            slab.move(larger.slabs[0])
+            ring.abandon()
+            return True
+
     def new_ring(self, slab_bytes: int) -> memory.Ring:
-        size = max(self._slab_bytes, slab_bytes)
-        return self.recorder.new_ring(memory.ROWS, self.layout.offsets.described(), 1, size)
+        return self._new_ring(max(self._slab_bytes, slab_bytes) if slab_bytes else self._first_bytes)
+
+    def _new_ring(self, slab_bytes: int, *begun: Any) -> memory.Ring:
+        return self.recorder.new_ring(memory.ROWS, self.layout.offsets.described(), 1, slab_bytes, *begun)
 
     def submit(self) -> None:
         slab, out = self.slab, self.recorder.out
@@ -211,8 +244,8 @@ class RowSlabs:
                 return
             following = self._next
             if (ring := recorder.ring) is not None:
-                size = len(ring.slabs[0])
-                if following.needed > size or ring.shortage:
+                size = max(len(ring.slabs[0]), self._slab_bytes)
+                if following.needed > len(ring.slabs[0]) or ring.shortage:
                     recorder.make_ring(2 * following.needed if following.needed > size else size)
                     if recorder.failed:
                         return
@@ -289,6 +322,8 @@ class RowSlabs:
             try:
                 self.slab.append(kind, payload, *numbers)
             except log.LogFull:
+                if self._has_room(log.size_of(len(payload))):
+                    return self.slab.append(kind, payload, *numbers)
                 self.switch_slab(log.size_of(len(payload)))
                 if not self.recorder.failed:
                     self.slab.append(kind, payload, *numbers)
@@ -315,7 +350,7 @@ class RowSlabs:
     def log_changes(self, column: int, count: int, changes: bytes) -> bool:
         """See deltas.Log."""
         slab = self.slab
-        if self._apart is not None or not self.is_begun or not slab.has_room(log.size_of(len(changes))):
+        if self._apart is not None or not self.is_begun or not self._has_room(log.size_of(len(changes))):
             return False
         slab.append(CHANGES, changes, 0, column, count)
         return True

@@ -276,6 +276,22 @@ def test_fragments_of_a_ring_equal_those_of_a_chunk(tmp_path: Path) -> None:
     assert open_trace(tmp_path / "r").episodes.tolist() == open_trace(tmp_path / "b").episodes.tolist()
 
 
+def test_a_ring_begins_small_and_grows_with_the_steps(tmp_path: Path) -> None:
+    env, sizes = TraceRecordingWrapper(CountingEnv(), tmp_path, flush_seconds=1e6), []
+    for episode in range(150):
+        env.reset(seed=episode)
+        while not any(env.step(1)[2:4]):
+            pass
+        (ring,) = tmp_path.glob("*.ring")
+        sizes.append(512 * ring.stat().st_blocks)
+        if sizes[-1] != sizes[episode - 1] or episode % 30 == 0:
+            assert [len(one) for one in open_trace(tmp_path)] == [5] * (episode + 1)
+    assert sizes[0] <= 60 << 10 < 1 << 20 < sizes[-1]
+    assert len(set(sizes)) == 2
+    env.close()
+    assert index_of(open_trace(tmp_path)).readers[0].chunk_count == 1
+
+
 # -- rings as files ---------------------------------------------------------------------------------------------------
 
 
