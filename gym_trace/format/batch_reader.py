@@ -254,6 +254,7 @@ class BatchReader:
         healed: damaged ranges that parity has restored.
         parity_contradicts: True if heal() ignored the parity because it contradicts intact data.
         torn: bytes of an incomplete record at the end of an unsealed batch.
+        is_stale: True once chunks showed that the manifest lists the index of another file.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class BatchReader:
         self.healed: list[Damage] = []
         self.parity_contradicts = False
         self._is_checked = False  # True once compared with the parity
-        self._is_stale = False  # True if the manifest lists the index of another file
+        self.is_stale = False  # True if the manifest lists the index of another file
         self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
@@ -339,6 +340,8 @@ class BatchReader:
             before, self.size = self.size, file.size
             self._budget.grant(max(0, self.size - before))
             self._walk(file)
+        with contextlib.suppress(FileNotFoundError):  # about to be renamed, which keeps the version
+            self._version = self._storage.version(self.name)
 
     def is_replaced(self, name: str) -> bool:
         """Return True if an edit in place has replaced the file of this name since the batch was opened.
@@ -349,7 +352,7 @@ class BatchReader:
         if size < self.size or (self.sealed and size > self.size):
             return True
         if self.sealed:  # no read needed
-            return self._is_stale or self._storage.version(name) != self._version
+            return self.is_stale or self._storage.version(name) != self._version
         with contextlib.suppress(CorruptTrace, UnsupportedTrace), self._storage.open(name) as file:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id != self.header.file_id
         return False
@@ -381,8 +384,8 @@ class BatchReader:
         if not self.is_listed:
             return
         actual = BatchReader(self._storage, self.name, warns=False)
-        self._is_stale = actual.header.file_id != self.header.file_id or not np.array_equal(actual.chunks, self.chunks)
-        if self._is_stale:
+        self.is_stale = actual.header.file_id != self.header.file_id or not np.array_equal(actual.chunks, self.chunks)
+        if self.is_stale:
             raise TraceError(f"{self.path}: not the batch that its manifest lists; call refresh() to read it as it is")
         self.is_listed = False
 

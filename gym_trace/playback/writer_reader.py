@@ -39,6 +39,7 @@ _LISTINGS = 3  # retries if a writer begins new batches while they are read
 
 
 _Item = TypeVar("_Item")
+_Versions = dict[str, tuple[int, str]]
 
 
 class ChunkRows(NamedTuple):
@@ -121,6 +122,15 @@ class Share(NamedTuple):
     chunks: SharedChunks
 
 
+def _versions_of(files: WriterFiles) -> _Versions | None:
+    """Return the size and version of each file of a writer; None if one was renamed or removed since it was listed."""
+    names = [*files.batches.values(), *([files.ring] if files.has_ring else ()), *filter(None, [files.manifest])]
+    try:
+        return {name: (files.storage.size(name), files.storage.version(name)) for name in names}
+    except FileNotFoundError:
+        return None
+
+
 class WriterReader:
     """An immutable snapshot of one writer's files; refreshed() returns a newer one.
 
@@ -153,12 +163,15 @@ class WriterReader:
         self._starts: dict[int, tuple[list[Any], Array]] = {}  # reset records of the latest chunks, and their ranks
         self._about: WriterSchema | None = None
         self._has_missed = False
+        self._versions: _Versions | None = None  # of the files of a dead writer, when they were read
         self._read(files)
 
     def refreshed(self, files: WriterFiles) -> WriterReader:
         """Return the current content of the files; itself if nothing is new. Not thread-safe."""
         if self._extent is not None:
             return WriterReader(files)
+        if self._is_unchanged(files):
+            return self
         if self._is_replaced(files):
             files.indexes = {}  # they may list what was replaced
             return WriterReader(files, budget=self.budget)
@@ -192,6 +205,12 @@ class WriterReader:
         one.parts = self.parts.share(one.fragments, begin, rows.start, rows.stop)
         return one
 
+    def _is_unchanged(self, files: WriterFiles) -> bool:
+        """Return True if a dead writer has the files that were read, so that nothing must be read again."""
+        if self._versions is None or any(batch.is_stale for batch in self._readers.values()):
+            return False
+        return self._versions == _versions_of(files) and not files.is_alive()
+
     def _is_replaced(self, files: WriterFiles) -> bool:
         """Return True if an edit in place has replaced the files of this writer."""
         for number, name in files.batches.items():
@@ -203,6 +222,7 @@ class WriterReader:
     def _read(self, files: WriterFiles) -> None:
         # Asked before the files are read: what a dead writer left is all there.
         self.alive = files.is_alive() if self._extent is None else self._extent.alive
+        self._versions = None if self.alive or self._extent is not None else _versions_of(files)
         self.files = files
         if self._extent is None:
             self._read_ring_and_batches()
@@ -237,7 +257,7 @@ class WriterReader:
             listed = self.files.listed_again()  # finds batches that were begun since
             if listed.batches.keys() == self.files.batches.keys() and listed.has_ring == self.files.has_ring:
                 break
-            self.files = listed
+            self.files, self._versions = listed, None
         try:
             self.tail = tail_of(self.files, image, self._readers, self.tail)
         except CorruptTrace as error:

@@ -86,6 +86,10 @@ class LocalStorage(Storage):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
         return status.st_size
 
+    def version(self, name: str) -> str:
+        status = os.lstat(self.path(name))
+        return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
+
     def allocated(self) -> int:
         total = _allocated(os.stat(self.root))
         with os.scandir(self.root) as entries:

@@ -21,7 +21,10 @@ from gym_trace import Trace, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
 from gym_trace.format.ring.memory import sequence_of
+from gym_trace.format.ring.recovered import read_ring
+from gym_trace.playback import writer_reader
 from gym_trace.playback.episode_index import index_of
+from gym_trace.recording import take_in_rings
 from gym_trace.storage.local import LocalStorage
 
 
@@ -290,6 +293,20 @@ def test_a_ring_begins_small_and_grows_with_the_steps(tmp_path: Path) -> None:
     assert len(set(sizes)) == 2
     env.close()
     assert index_of(open_trace(tmp_path)).readers[0].chunk_count == 1
+
+
+def test_a_refresh_reads_a_dead_ring_once_and_notes_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rings.killed(tmp_path, rings.Run().play(3, open_end=True))
+    rings.killed(tmp_path, rings.Run().play(5), name="v")
+    trace, read = open_trace(tmp_path), []
+    assert sorted(map(len, trace)) == [3, 5]
+    monkeypatch.setattr(writer_reader, "read_ring", lambda *args: read.append(args[1]) or read_ring(*args))
+    assert not trace.refresh()
+    assert read == []
+    assert take_in_rings(tmp_path) == (["v", "w"], [])
+    trace.refresh()
+    assert sorted(map(len, trace)) == [3, 5]
+    assert [one.tail.batch for one in index_of(trace).readers] == [None, None]
 
 
 # -- rings as files ---------------------------------------------------------------------------------------------------
