@@ -670,56 +670,81 @@ static inline __attribute__((always_inline)) void mix(Four *v, int a, int b, int
     v[b] = ROTATED(v[b] ^ v[c], 63);
 }
 
-/* Hashes HASHED bytes of four messages, by RFC 7693. done: bytes of each with these. */
-FOR_EACH_CPU static void compress(uint64_t *const *states, const uint8_t *const *bytes, uint64_t done, int is_last)
+/* Hashes `size` bytes of four messages, by RFC 7693. states: word by word, of all four. done: bytes before these. */
+static inline __attribute__((always_inline)) void hash_bytes(Four *states, const uint8_t *const *bytes, size_t size,
+                                                             uint64_t done, int is_last)
 {
-    Four v[16], words[16];
-    for (int i = 0; i < 16; i++) {
+    for (size_t at = 0; at < size; at += HASHED) {
+        size_t some = size - at < HASHED ? size - at : HASHED;
+        Four v[16], words[16];
+        uint8_t padded[HASHED];
         for (int k = 0; k < 4; k++) {
-            uint64_t word;
-            memcpy(&word, bytes[k] + 8 * i, 8);
-            words[i][k] = word;
-            v[i][k] = START[i & 7] ^ (i < 8 ? states[k][i] : i == 8 ? 0x01010000u ^ DIGEST : i == 12 ? done : 0);
+            const uint8_t *block = bytes[k] + at;
+            if (some < HASHED) { /* the last block */
+                block = memcpy(memset(padded, 0, HASHED), block, some);
+            }
+            for (int i = 0; i < 16; i++) {
+                uint64_t word;
+                memcpy(&word, block + 8 * i, 8);
+                words[i][k] = word;
+            }
         }
-    }
-    v[14] = is_last ? ~v[14] : v[14];
+        for (int i = 0; i < 16; i++) {
+            v[i] = START[i & 7] ^ (i < 8 ? states[i] : (Four){0});
+        }
+        v[8] ^= 0x01010000u ^ DIGEST;
+        v[12] ^= done + at + some;
+        v[14] = is_last && size - at <= HASHED ? ~v[14] : v[14];
 #pragma GCC unroll 12
-    for (int round = 0; round < 12; round++) {
-        const uint8_t *order = ORDER[round % 10];
+        for (int round = 0; round < 12; round++) {
+            const uint8_t *order = ORDER[round % 10];
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) { /* columns, then diagonals */
-            int b = 4 + ((i + i / 4) & 3), c = 8 + ((i + i / 4 * 2) & 3), d = 12 + ((i + i / 4 * 3) & 3);
-            mix(v, i & 3, b, c, d, words + order[2 * i], words + order[2 * i + 1]);
+            for (int i = 0; i < 8; i++) { /* columns, then diagonals */
+                int b = 4 + ((i + i / 4) & 3), c = 8 + ((i + i / 4 * 2) & 3), d = 12 + ((i + i / 4 * 3) & 3);
+                mix(v, i & 3, b, c, d, words + order[2 * i], words + order[2 * i + 1]);
+            }
         }
-    }
-    for (int i = 0; i < 8; i++) {
-        for (int k = 0; k < 4; k++) {
-            states[k][i] ^= v[i][k] ^ v[8 + i][k];
+        for (int i = 0; i < 8; i++) {
+            states[i] ^= v[i] ^ v[8 + i];
         }
     }
 }
+
+FOR_EACH_CPU static void hash_anywhere(Four *states, const uint8_t *const *bytes, size_t size, uint64_t done,
+                                       int is_last)
+{
+    hash_bytes(states, bytes, size, done, is_last);
+}
+
+static int can_rotate; /* vectors, by one instruction */
+
+#ifdef IS_X86
+__attribute__((target("avx512vl"))) static void hash_rotating(Four *states, const uint8_t *const *bytes, size_t size,
+                                                              uint64_t done, int is_last)
+{
+    hash_bytes(states, bytes, size, done, is_last);
+}
+#else
+#define hash_rotating hash_anywhere
+#endif
 
 /* Hashes a block, the bytes from done on, of each of up to four messages. is_last: the states become digests. */
 static void hash_four(State *states, const uint8_t *blocks, size_t block, size_t size, size_t count, uint64_t done,
                       int is_last)
 {
-    State unused = {0};
-    uint64_t *all[4];
+    Four joined[8] = {{0}};
     const uint8_t *bytes[4];
-    uint8_t padded[HASHED] = {0}; /* only a block that is alone can be short */
-    for (size_t at = 0; at < size; at += HASHED) {
-        for (size_t k = 0; k < 4; k++) {
-            all[k] = k < count ? states[k] : unused;
-            bytes[k] = blocks + (k < count ? k : 0) * block + at;
+    for (size_t k = 0; k < 4; k++) {
+        bytes[k] = blocks + (k < count ? k : 0) * block;
+        for (size_t i = 0; k < count && i < 8; i++) {
+            joined[i][k] = states[k][i];
         }
-        size_t some = size - at < HASHED ? size - at : HASHED;
-        if (some < HASHED) {
-            bytes[0] = bytes[1] = bytes[2] = bytes[3] = memcpy(padded, bytes[0], some);
-        }
-        compress(all, bytes, done + at + some, is_last && size - at <= HASHED);
     }
-    for (size_t i = 0; is_last && i < 8 * count; i++) {
-        states[i / 8][i % 8] ^= START[i % 8];
+    (can_rotate ? hash_rotating : hash_anywhere)(joined, bytes, size, done, is_last);
+    for (size_t k = 0; k < count; k++) {
+        for (size_t i = 0; i < 8; i++) {
+            states[k][i] = joined[i][k] ^ (is_last ? START[i] : 0);
+        }
     }
 }
 
@@ -776,6 +801,7 @@ PyMODINIT_FUNC PyInit__kernels(void)
 #ifdef IS_X86
     __builtin_cpu_init();
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    can_rotate = __builtin_cpu_supports("avx512vl");
 #endif
     PyObject *kernels = PyModule_Create(&module);
     if (kernels == NULL || PyModule_AddIntConstant(kernels, "ABI", KERNELS_ABI) < 0) {
