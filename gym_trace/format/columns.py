@@ -344,8 +344,9 @@ class ColumnEncoder:
             return partial(self._encode_values, rows)
         if isinstance(rows, LargeRows) or is_large(rows):
             return self._prepared_large(rows if isinstance(rows, LargeRows) else LargeRows([rows]))
-        flat = transforms.as_bytes(rows)
-        if len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat):
+        is_same = len(rows) > 1 and rows.size > 0 and rows.strides[0] == 0  # see events.Steps.rows()
+        flat = transforms.as_bytes(rows[:1] if is_same else rows)
+        if is_same or (len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)):
             return partial(self._encode, rows, flat[:1], PLAIN, 0)
         encoding, _ = self._choice(rows, flat.shape[1])
         return partial(self._encode, rows, flat, encoding, self._choices[False].compressor)

@@ -24,6 +24,7 @@ SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and
 _SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # minimum raw bytes of a group of lanes, without and with large values
 _VALUE_MEMORY = wire.VALUE_SIZE + 24  # estimated bytes in memory of a small MessagePack value
 _MAX_DIMENSIONS = 32
+_EXACT = 1 << 53  # float64 holds integers up to this exactly
 PACKED_ABSENT = pack(ABSENT)
 
 
@@ -213,6 +214,11 @@ def add_reward_sums(rewards: ColumnRows | None, fragments: Array) -> None:
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)
+        if isinstance(rewards, np.ndarray) and rewards.strides == (0,):  # equal rewards
+            reward = float(_numbers(rewards[:1])[0])
+            if reward.is_integer() and abs(reward) * len(rewards) < _EXACT:
+                fragments["reward_sum"][filled] = reward * steps[filled]
+                return
         begins = (np.cumsum(steps) - steps)[filled]
         with np.errstate(all="ignore"):  # rewards may be infinite, or NaN
             numbers = (
@@ -257,18 +263,23 @@ def split_by_lanes(segments: list[Segment]) -> list[list[Segment]]:
     most_groups = sum(segment.size for segment in segments) // (_LARGE_GROUP if is_large else _SMALL_GROUP)
     if most_groups < 2:
         return [segments]
-    tables = [segment.fragments["lane"] for segment in segments]
+    tables = [np.ascontiguousarray(segment.fragments["lane"]) for segment in segments]
     if not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
         return [segments]
-    lanes = sorted({lane for table in tables for lane in table[np.diff(table, prepend=-1) != 0].tolist()})
+    lanes = _distinct(np.sort(np.concatenate([_distinct(table) for table in tables])))
     bounds = lanes[:: -(-len(lanes) // most_groups)][1:]
-    if not bounds:
+    if not len(bounds):
         return [segments]
     parts = [_by_lanes(segment, bounds) for segment in segments]
     return [[part for part in group if len(part.fragments)] for group in zip(*parts)]
 
 
-def _by_lanes(segment: Segment, bounds: list[int]) -> list[Segment]:
+def _distinct(ascending: Array) -> Array:
+    distinct: Array = ascending[np.diff(ascending, prepend=-1) != 0]  # np.unique would import numpy.ma
+    return distinct
+
+
+def _by_lanes(segment: Segment, bounds: Array) -> list[Segment]:
     """Split a segment, whose fragments are ordered by lane, before each lane in bounds."""
     table = segment.fragments
     cuts = [0, *np.searchsorted(table["lane"], bounds).tolist(), len(table)]

@@ -22,9 +22,13 @@ from scripted_env import bits
 from gym_trace import TraceRecordingVectorWrapper, open_trace
 from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, RecordingError, UnstorableValue
+from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles
-from gym_trace.format.ring.chunk_builder import ChunkWriter
+from gym_trace.format.columns import ColumnEncoder, Workspace, decode
+from gym_trace.format.ring.chunk_builder import ChunkWriter, add_reward_sums
 from gym_trace.format.ring.lanes.decoder import LaneDecoder
+from gym_trace.format.ring.lanes.events import PYTHON_LOOPS, AllExcept, Steps, lane_rows
+from gym_trace.format.ring.lanes.layout import REWARDS
 from gym_trace.format.ring.memory import LANES
 from gym_trace.format.ring.recovered import read_ring
 from gym_trace.playback.episode_index import index_of
@@ -406,3 +410,27 @@ def test_large_rows_of_each_lane_lie_in_chunks_of_their_own(tmp_path: Path) -> N
             + (6 if episode.lane == 2 and episode.episode_id > 3 else 0)
         )
         assert (episode.observations == (10 * steps + episode.lane).astype(np.uint8)[:, None]).all()
+
+
+@given(st.sampled_from(["f4", "f8", "i2", "?"]), st.sampled_from([1, 0.5, 1 << 60]), st.integers(0, 1 << 32))
+def test_equal_rewards_are_stored_and_summed_like_any_others(dtype: str, reward: float, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    by_time = np.full(chance.integers(1, 6, 2), reward if dtype[0] == "f" else 1, dtype)
+    excluded = np.flatnonzero(chance.random(by_time.size) < chance.choice([0, 0.2, 0.9]))
+    column, rows = by_time.T, AllExcept(excluded, by_time.size)
+    column[np.divmod(excluded, len(by_time))] = 0  # as in the row of a reset
+    if chance.random() < 0.3:
+        by_time.flat[chance.integers(by_time.size)] = chance.choice([0, -0.0, 1, np.nan if dtype[0] == "f" else 0])
+    expected = np.empty(rows.remaining, dtype)
+    lane_rows(column, excluded, expected)
+    found = Steps({REWARDS: column}, {}, np.empty(0), np.empty(0), [], PYTHON_LOOPS).rows(REWARDS, rows)
+    assert isinstance(found, np.ndarray) and bits(found) == bits(expected)
+    if len(found):
+        encode = ColumnEncoder(REWARDS, Workspace(1)).encode
+        assert bits(decode(*encode(found))) == bits(decode(*encode(expected))) == bits(expected)
+    table = np.zeros(2, wire.FRAGMENT)
+    table["steps"] = len(found) // 3, len(found) - len(found) // 3
+    copied = table.copy()
+    add_reward_sums(found, table)
+    add_reward_sums(expected, copied)
+    assert table.tobytes() == copied.tobytes()

@@ -115,10 +115,15 @@ class Steps(NamedTuple):
         return [self.batch(path, time) for time in range(len(self.utc))]
 
     def rows(self, path: Path, chosen: Array | AllExcept) -> ColumnRows:
-        """Return rows by lane, then by time. chosen: indices of the rows in that order."""
+        """Return rows by lane, then by time. Equal rewards are one row with a stride of 0.
+
+        chosen: indices of the rows in that order.
+        """
         if path in self.odd:
             return by_lane(self.batches(path), chosen)
         column = self.columns[path]
+        if path == REWARDS and isinstance(chosen, AllExcept) and (same := _same_row(column, chosen)) is not None:
+            return np.broadcast_to(same, chosen.remaining)
         if isinstance(chosen, AllExcept) and (len(chosen.excluded) or not column.flags.c_contiguous):
             ordered = np.empty((chosen.remaining, *column.shape[2:]), column.dtype)
             (self.loops.rows if ordered.size else lane_rows)(column, chosen.excluded, ordered)
@@ -249,6 +254,23 @@ def inserted(column: ColumnRows, at: Array, rows: ColumnRows) -> ColumnRows:
     for i, row in zip(reversed(at.tolist()), reversed(more)):
         packed.insert(i, row)
     return packed
+
+
+def _same_row(column: Array, chosen: AllExcept) -> Array | None:
+    """Return the row, (1,), that all chosen rows of a column, (lanes, times), equal; None if they differ."""
+    if chosen.remaining < 2 or column.ndim != 2 or column.itemsize not in (1, 2, 4, 8):
+        return None
+    excluded = chosen.excluded
+    gaps = np.flatnonzero(excluded != np.arange(len(excluded)))
+    lane, time = divmod(int(gaps[0]) if len(gaps) else len(excluded), column.shape[1])  # of the first chosen row
+    bits = column.T.view(f"u{column.itemsize}")  # NaN equals itself, and 0.0 does not equal -0.0
+    value = bits[time, lane]
+    if 2 * np.count_nonzero(bits[len(bits) // 2] != value) > len(column):  # usually enough, and quick
+        return None
+    lanes, times = np.divmod(excluded, column.shape[1])
+    if np.count_nonzero(bits != value) != np.count_nonzero(bits[times, lanes] != value):
+        return None
+    return column[lane : lane + 1, time].copy()
 
 
 def _contiguous(stacked: Array) -> Array:
