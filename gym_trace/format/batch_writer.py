@@ -13,7 +13,7 @@ from gym_trace.data.origins import ORIGINS
 from gym_trace.data.packing import pack
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.format import wire
+from gym_trace.format import kernels, wire
 from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
 from gym_trace.format.column_table import ColumnTable
 from gym_trace.format.columns import Buffer, ColumnDescriptor, ColumnEncoder, Path, Workspace
@@ -32,6 +32,7 @@ from gym_trace.format.parity import (
     shape_for,
     stored_parity,
 )
+from gym_trace.format.transforms import as_bytes
 from gym_trace.storage.protocol import Storage
 from gym_trace.storage.staging import staged_file
 
@@ -104,7 +105,7 @@ class BatchWriter:
         self.name = name  # name of the sealed batch; the open file has the suffix .part
         self._storage = storage
         self._sequence = 0
-        self._fragments: list[Array] = []
+        self._fragments = [_shuffled(np.empty(0, wire.FRAGMENT))]  # of each chunk
         self._chunks: list[tuple[int, int, int, int]] = []
         self._totals: dict[Path, list[int]] = {}
         self._columns = ColumnTable()
@@ -132,7 +133,7 @@ class BatchWriter:
         file = self._storage.reopen(begun.name)
         assert file is not None  # None only for a held lock
         self._file_id, self._file = begun.header.file_id, file
-        self._fragments, self._chunks = [begun.fragments[:]], list(map(tuple, begun.chunks.tolist()))
+        self._fragments, self._chunks = [_shuffled(begun.fragments[:])], list(map(tuple, begun.chunks.tolist()))
         self._totals = {path: list(sizes) for path, sizes in begun.totals.items()}
         self._slab = (begun.slabs.complete, False, 1) if begun.slabs.complete else None
         self._pending = begun.slabs.pending or ()
@@ -199,7 +200,7 @@ class BatchWriter:
     def _indexed(self, offset: int, metadata: int, fragments: Array, columns: Sequence[ColumnDescriptor]) -> None:
         """Add the appended chunk to the index. metadata: length of its metadata."""
         self._columns.add(len(self._chunks), offset + wire.HEADER_SIZE + wire.aligned(metadata), columns)
-        self._fragments.append(fragments)
+        self._fragments.append(_shuffled(fragments))
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows(fragments)))
         self.fragments += len(fragments)
         add_totals(self._totals, columns)
@@ -207,11 +208,12 @@ class BatchWriter:
     def seal(self, threads: EncodingThreads) -> None:
         """Write index and footer, sync the file, and rename it to its final name."""
         tables = {
-            ("fragments",): wire.join_fragments(self._fragments),
             ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
             **self._columns.tables(),
         }
         columns = [ColumnEncoder(path, threads.workspace).encode(table) for path, table in tables.items()]
+        fragments = ColumnEncoder(("fragments",), threads.workspace)
+        columns.insert(0, fragments.encode_shuffled(np.concatenate(self._fragments, axis=1), wire.FRAGMENT))
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
         metadata = _metadata(
             [column for column, _ in columns], self._slab, self._pending, totals=totals, **self._columns.metadata()
@@ -263,6 +265,11 @@ class BatchWriter:
             self._file.truncate(start)  # remove the torn record, so that later records can follow
             raise
         self.size, self.crc = size, crc
+
+
+def _shuffled(fragments: Array) -> Array:
+    """Return the bytes of a fragment table by their position in the row, (row size, rows)."""
+    return kernels.shuffle(as_bytes(fragments), wire.FRAGMENT.itemsize).reshape(wire.FRAGMENT.itemsize, -1)
 
 
 def _metadata(

@@ -385,6 +385,12 @@ class ColumnEncoder:
         bits |= CONSTANT * (len(flat) < len(rows))
         return self._column(dtype, rows.shape[1:], len(rows), bits, flat.size, [blob]), [blob]
 
+    def encode_shuffled(self, planes: Array, dtype: np.dtype[Any]) -> tuple[ColumnDescriptor, bytes]:
+        """Encode the rows of a table that is shuffled already: (row size, rows)."""
+        blob, bits = _squeezed(planes, planes.T, SHUFFLE.bits, self._workspace.compress)
+        rows = planes.shape[1]
+        return self._column(f"|V{dtype.itemsize}", (), rows, bits, planes.size, [blob]), blob
+
     def _encode_values(self, packed: list[bytes], workspace: Workspace) -> EncodedColumn:
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
         if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:

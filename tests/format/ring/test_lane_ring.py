@@ -424,7 +424,8 @@ def test_equal_rewards_are_stored_and_summed_like_any_others(dtype: str, reward:
     expected = np.empty(rows.remaining, dtype)
     lane_rows(column, excluded, expected)
     found = Steps({REWARDS: column}, {}, np.empty(0), np.empty(0), [], PYTHON_LOOPS).rows(REWARDS, rows)
-    assert isinstance(found, np.ndarray) and bits(found) == bits(expected)
+    assert isinstance(found, np.ndarray)
+    assert bits(found) == bits(expected)
     if len(found):
         encode = ColumnEncoder(REWARDS, Workspace(1)).encode
         assert bits(decode(*encode(found))) == bits(decode(*encode(expected))) == bits(expected)
