@@ -39,7 +39,7 @@ class ManifestCheck:
         sealed: the sealed batches that were read, by name; damaged chunks count.
         damages: lines of the manifest that are damaged or wrong.
         lost: missing batches that the manifest lists, and missing ends of such batches.
-        remarks: notes that are not about damage.
+        notes: (path, note) of what is not damage.
         is_open: True if the writer is dead and did not close; False if the manifest is damaged.
     """
 
@@ -48,7 +48,7 @@ class ManifestCheck:
         self.missing: list[range] = []
         self.damages: list[Damage] = []
         self.lost: list[Damage] = []
-        self.remarks: list[str] = []
+        self.notes: list[tuple[str, str]] = []
         self.is_open = False
         self._files = files
         self.sealed: dict[str, SealedBatch] = {}
@@ -60,14 +60,14 @@ class ManifestCheck:
     def compare(self, alive: bool) -> None:
         storage, name = self._files.storage, self._files.manifest
         if name is None:
-            self.remarks.append(f"{self._files.writer}: no manifest; the batches have the same data")
+            self.notes.append((self._files.writer, "no manifest; the batches have the same data"))
             return
         path = storage.path(name)
         self._last, self._dropped = self._files.listed()
         try:
             for number, line in enumerate(read_lines(storage, name)):
                 if not line.whole:
-                    self.remarks.append(f"{path}: its last line is torn; the writer died, or is still recording")
+                    self.notes.append((path, "its last line is torn; the writer died, or is still recording"))
                 elif problem := self._problem(line, number):
                     self._damaged(Damage(path, line.start, line.end, problem))
         except CorruptTrace as error:

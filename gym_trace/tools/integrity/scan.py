@@ -50,6 +50,7 @@ from gym_trace.tools.integrity.manifest_check import ManifestCheck, SealedBatch
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
 _BLOCK = 1 << 20
+_LISTED_NOTES = 3  # paths that have a line each for the same note
 _FRAGMENTS: ColumnPath = ("fragments",)
 _STARTS: ColumnPath = ("starts",)
 
@@ -142,9 +143,17 @@ def examinations(
             on_progress(min(report.bytes + done, total), total)
 
     unclosed: list[Unclosed] = []
+    notes: dict[str, list[str]] = {}
     for files in writers:
         yield (examination := Examination(files, report, advance, salvage))
         unclosed += [examination.unclosed] if examination.unclosed is not None else []
+        for path, note in examination.notes:
+            notes.setdefault(note, []).append(path)
+    for note, paths in notes.items():
+        if len(paths) > _LISTED_NOTES:
+            report.remarks.append(f"{paths[0]}: {note}; the same of {len(paths) - 1:,} other files")
+        else:
+            report.remarks += [f"{path}: {note}" for path in paths]
     report.remarks += _remarks_about(unclosed)
 
 
@@ -173,7 +182,7 @@ def _remarks_about(unclosed: list[Unclosed]) -> list[str]:
     ]
     if killed:
         data = _unsealed_data(sum(one.steps for one in killed), [text for one in killed for text in one.actions])
-        who = f"writer {killed[0].writer} was" if len(killed) == 1 else f"{len(killed)} writers were"
+        who = f"writer {killed[0].writer} was" if len(killed) == 1 else f"{len(killed):,} writers were"
         lines.insert(0, f"{who} killed{data}")
     return lines
 
@@ -358,6 +367,7 @@ class Examination:
         origins: the writers of the episodes in compacted files; set when chunks() begins.
         pending: actions without a result.
         unclosed: how the writer ended, if it is dead and did not close; set by finish().
+        notes: (path, note) of what is not damage.
     """
 
     def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
@@ -369,6 +379,7 @@ class Examination:
         self.origins: list[Origin | None] = []
         self.pending: list[Pending] = []
         self.unclosed: Unclosed | None = None
+        self.notes: list[tuple[str, str]] = []
         self._unsealed: list[str] = []
         self._in_ring: tuple[int, list[str]] = 0, []  # number of steps, and texts of the actions without a result
         self._storage, self._report, self._advance, self._salvage = files.storage, report, advance, salvage
@@ -450,14 +461,14 @@ class Examination:
         """Report the manifest and the end of the writer, after all chunks were read."""
         report, check = self._report, self._manifest_check
         if self._alive:
-            report.remarks.append(f"{self.files.where}: the writer is still recording")
+            self.notes.append((self.files.where, "the writer is still recording"))
         check.compare(self._alive)
         report.damages += check.damages
-        report.remarks += check.remarks
+        self.notes += check.notes
         if check.is_open:
             self.unclosed = Unclosed(self.files.writer, self.files.failure(), *self._in_ring)
         else:
-            report.remarks += [f"{path}: not sealed; the writer died" for path in self._unsealed]
+            self.notes += [(path, "not sealed; the writer died") for path in self._unsealed]
         for damage in check.lost:
             self._report_loss(damage)
         if self._episodes:
@@ -512,8 +523,8 @@ class Examination:
         for damage in _merged(batch.damage):
             self._report_damage(batch, damage)
         if batch.torn:
-            torn = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
-            self._report.remarks.append(f"{torn}; the writer died, or is still recording")
+            torn = "does not end with a whole record; the writer died, or is still recording"
+            self.notes.append((batch.path, torn))
         elif not batch.is_named_sealed and not self._alive:
             self._unsealed.append(batch.path)
         is_clean = not batch.damage
@@ -622,7 +633,7 @@ class Examination:
         self._report.bytes += size
         self._advance(0)
         if name.endswith(PART) and size < wire.HEADER_SIZE:
-            self._report.remarks.append(f"{path}: nothing recorded; the writer died, or has just begun")
+            self.notes.append((path, "nothing recorded; the writer died, or has just begun"))
         else:
             self._report_loss(Damage(path, 0, size, problem))
 

@@ -163,6 +163,17 @@ def test_without_any_schema_the_writer_is_lost_and_the_others_are_kept(tmp_path)
     assert steps_of(open_trace(tmp_path / "r")) == all_steps()
 
 
+def test_many_files_with_the_same_note_have_one_line(tmp_path):
+    for number in range(5):
+        TraceRecordingWrapper(NumberedEnv(), tmp_path, uid=f"w{number}", on_exist="append").close()
+        with open(tmp_path / f"w{number}.manifest.jsonl", "ab") as manifest:
+            manifest.write(b"{")
+    assert check_trace(tmp_path).remarks == [
+        f"{tmp_path}/w0.manifest.jsonl: its last line is torn; the writer died, or is still recording; "
+        "the same of 4 other files"
+    ]
+
+
 def test_the_open_batch_of_a_dead_writer_is_not_damage_and_repair_seals_it(tmp_path):
     env = TraceRecordingWrapper(NumberedEnv(), tmp_path / "t", record_infos=True, uid="w")
     play_episodes(env, 2)
