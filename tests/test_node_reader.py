@@ -15,7 +15,7 @@ from column_hashes import describe_trace, in_order
 from fuzz_reader import seed_rings
 
 from gym_trace import TraceWriter, open_trace
-from gym_trace.format import wire
+from gym_trace.format import encodings, wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.playback.episode_index import index_of
 from gym_trace.storage.local import LocalStorage
@@ -84,6 +84,22 @@ def test_node_reader_agrees_on_interleaved_lanes(reader: Path, tmp_path: Path) -
         (1, 4, "truncated"),
         (0, 1, "lost"),
     ]
+
+
+def test_node_reader_agrees_on_dictionaries_with_codes_of_every_size(reader: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    numbers = {name: random.integers(0, 1 << 60, (most, 3)) for name, most in zip("abcde", (2, 4, 16, 256, 300))}
+    rows = {name: table[random.integers(0, len(table), 3000)] for name, table in numbers.items()}
+    rows["f"] = random.integers(0, 256, (20, 7), np.uint8)[random.integers(0, 20, 3000)]
+    with TraceWriter(tmp_path / "t") as trace:
+        trace.begin({name: column[0] for name, column in rows.items()})
+        for i in range(1, 3000):
+            trace.step(i % 3, {name: column[i] for name, column in rows.items()}, 1.0, terminated=i == 2999)
+    batch = index_of(open_trace(tmp_path / "t")).readers[0].batches[0]
+    columns = batch.read_chunk(0, lambda path: path[0] == "observations").columns
+    assert {column.encoding & ~encodings.ZSTD for column in columns.values()} == {encodings.DICTIONARY.bits}
+    ((writer,),) = read(reader, tmp_path / "t")
+    assert as_described(writer) == describe_trace(tmp_path / "t")[0]
 
 
 def test_node_reader_reads_the_ring_of_a_killed_writer(reader: Path, tmp_path: Path) -> None:

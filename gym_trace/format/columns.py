@@ -19,6 +19,7 @@ from gym_trace.format import kernels, transforms, wire
 from gym_trace.format.encodings import (
     CHANGES,
     CONSTANT,
+    DICTIONARY,
     ENCODINGS,
     KNOWN_BITS,
     PLAIN,
@@ -45,6 +46,8 @@ _RARE_SIZE = 0.995  # size ratio from which _RARE_MATCHES replaces level 1; it i
 _LEAST_QUICK_SAMPLE = 16 << 10  # bytes; smaller samples do not predict that ratio
 _WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompressed
 _LEAST_BYTES = 256  # smaller columns stay uncompressed: compressing hands the interpreter lock to the user's loop
+_SAVING = 0.02  # part of the size that each transform must save, because it costs time
+_LEAST_TABLE = 1 << 10  # bytes; a larger table of a dictionary is compressed apart from the codes
 _LEAST_ROWS = 2  # fewer large rows are not a sample
 _RETRY_AFTER = 64  # chunks between trials of the encodings
 
@@ -143,7 +146,7 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
         if not is_table and (dtype_from(dtype).kind not in "biufc" or dtype.startswith(">")):
             raise CorruptTrace(f"invalid column dtype: {dtype}")
         size = rows * column.row_size
-        if column.is_delta_encoded and encoding & CONSTANT:
+        if known in (CHANGES, DICTIONARY) and encoding & CONSTANT:
             raise CorruptTrace("malformed column encoding")
         if not known.fits(raw, column.encoded_rows, column.row_size):
             raise CorruptTrace("the size of a column does not match its rows")
@@ -297,6 +300,17 @@ class Workspace:
             self.for_small_rows += [quick.compress, rare.compress]
         self._for_large_rows: dict[bool, zstandard.ZstdCompressor] = {}
 
+    def compress_dictionary(self, encoded: Array, table: int) -> bytes:
+        """Compress a dictionary. table: bytes before its codes.
+
+        A large table gets blocks of its own, because the codes are distributed differently.
+        """
+        if table < _LEAST_TABLE:
+            return self.compress(encoded)
+        stream = self.compressor.compressobj(size=len(encoded))
+        pieces = [stream.compress(encoded[:table].data), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+        return b"".join([*pieces, stream.compress(encoded[table:].data), stream.flush()])
+
     def for_large_rows(self, little: bool) -> zstandard.ZstdCompressor:
         """Return the compressor of a stream; end a stream before the next one. little: few bytes change per row."""
         if little not in self._for_large_rows:
@@ -312,6 +326,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self.encoding = PLAIN
+        self.fallback = PLAIN  # for chunks that the encoding declines
         self.compressible = True
         self.compressor = 0  # index into Workspace.for_small_rows
         self.patience = 0  # chunks between trials; 0 before the first one
@@ -347,9 +362,10 @@ class ColumnEncoder:
         is_same = len(rows) > 1 and rows.size > 0 and rows.strides[0] == 0  # see events.Steps.rows()
         flat = transforms.as_bytes(rows[:1] if is_same else rows)
         if is_same or (len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)):
-            return partial(self._encode, rows, flat[:1], PLAIN, 0)
+            return partial(self._encode, rows, flat[:1], PLAIN, PLAIN, 0)
         encoding, _ = self._choice(rows, flat.shape[1])
-        return partial(self._encode, rows, flat, encoding, self._choices[False].compressor)
+        choice = self._choices[False]
+        return partial(self._encode, rows, flat, encoding, choice.fallback, choice.compressor)
 
     def _prepared_large(self, rows: LargeRows) -> Callable[[Workspace], EncodedColumn]:
         if not rows.as_before and self._last:
@@ -376,14 +392,23 @@ class ColumnEncoder:
         return encode
 
     def _encode(
-        self, rows: Array, flat: Array, encoding: Encoding, compressor: int, workspace: Workspace
+        self,
+        rows: Array,
+        flat: Array,
+        encoding: Encoding,
+        fallback: Encoding,
+        compressor: int,
+        workspace: Workspace,
     ) -> EncodedColumn:
         """Encode small rows. flat: their bytes, or those of the first row if all are equal."""
-        compress, encoded = workspace.for_small_rows[compressor], _encoded(flat, encoding, rows.dtype.itemsize)
-        blob, bits = _squeezed(encoded, flat, encoding.bits, compress)
+        encoded = _encoded(flat, encoding, rows.dtype.itemsize)
+        if encoded is None:
+            encoding, encoded = fallback, _encoded(flat, fallback, rows.dtype.itemsize)
+            assert encoded is not None
+        blob, bits = _squeezed(encoded, flat, encoding.bits, _compressor(workspace, encoding, compressor, flat))
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         bits |= CONSTANT * (len(flat) < len(rows))
-        return self._column(dtype, rows.shape[1:], len(rows), bits, flat.size, [blob]), [blob]
+        return self._column(dtype, rows.shape[1:], len(rows), bits, _size(encoded), [blob]), [blob]
 
     def encode_shuffled(self, planes: Array, dtype: np.dtype[Any]) -> tuple[ColumnDescriptor, bytes]:
         """Encode the rows of a table that is shuffled already: (row size, rows)."""
@@ -442,32 +467,43 @@ class ColumnEncoder:
         for candidate in ENCODINGS:
             if not candidate.applies(row_size, item_size):
                 continue
-            sizes[candidate] = self._size_under(candidate, sample, item_size)
+            size = self._size_under(candidate, sample, item_size)
+            if size is not None:
+                sizes[candidate] = size
             if candidate is CHANGES and self._changes_little:  # clearly the best
                 break
-        # Each transform costs time, so it must save 2 %.
-        best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bits.bit_count()))
-        choice.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
-        choice.encoding = best if choice.compressible else PLAIN
+        ranked = sorted(sizes, key=lambda c: sizes[c] * (1 + _SAVING * c.bits.bit_count()))
+        choice.compressible = sizes[ranked[0]] < _WORTHWHILE * sample.nbytes
+        choice.encoding = ranked[0] if choice.compressible else PLAIN
+        choice.fallback = next(c for c in ranked if c is not DICTIONARY) if choice.compressible else PLAIN
         compressors = self._workspace.for_small_rows
         if len(compressors) > 1 and not _is_large(row_size) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
-            encoded = _encoded(sample, choice.encoding, item_size)
+            encoded = _encoded(sample, choice.fallback, item_size)
+            assert encoded is not None
             # Plane by plane: planes of a whole chunk are larger than a block of zstd, those of a sample are not.
             planes = _view(encoded)
-            size = len(planes) // (item_size if choice.encoding.bits & SHUFFLE.bits else 1)
+            size = len(planes) // (item_size if choice.fallback.bits & SHUFFLE.bits else 1)
             bounds = range(0, len(planes), size)
             usual, quick, rare = (
                 sum([len(compress(planes[i : i + size])) for i in bounds]) for compress in compressors
             )
+            if choice.encoding is DICTIONARY and sizes[DICTIONARY] >= sizes[choice.fallback] * min(1, rare / usual):
+                choice.encoding = choice.fallback
             if quick <= _QUICK_SIZE * min(usual, rare):
                 choice.compressor = 1
             else:
                 choice.compressor = 2 if rare < _RARE_SIZE * usual else 0
+        if choice.encoding is DICTIONARY:
+            choice.compressor = 0  # chunks that get the fallback are not like the sample
 
-    def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int:
+    def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int | None:
+        """Return the size of the encoded sample; None if the encoding declines it."""
         workspace = self._workspace
         if not _is_large(sample.shape[1]):
-            return len(workspace.compress(_encoded(sample, encoding, item_size)))
+            encoded = _encoded(sample, encoding, item_size)
+            if encoded is None:
+                return None
+            return min(_size(encoded), len(_compressor(workspace, encoding, 0, sample)(encoded)))
         dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
         stream = _ColumnStream(workspace.compressor, dtype, shape, encoding)
         stream.feed(sample)
@@ -480,12 +516,17 @@ def _squeezed(
     encoded: Array | bytes, plain: Array | bytes, bits: int, compress: Callable[[Any], bytes]
 ) -> tuple[bytes, int]:
     """Return the bytes to store for small rows, compressed if that is smaller, and their encoding bits."""
-    size = encoded.nbytes if isinstance(encoded, np.ndarray) else len(encoded)
-    if size >= _LEAST_BYTES:
+    size = _size(encoded)
+    if _size(plain) >= _LEAST_BYTES:
         blob = compress(encoded)
         if len(blob) < size:
             return blob, bits | ZSTD
-    return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
+    stored, bits = (encoded, bits) if size < _size(plain) else (plain, 0)
+    return stored.tobytes() if isinstance(stored, np.ndarray) else stored, bits
+
+
+def _size(data: Array | bytes) -> int:
+    return data.nbytes if isinstance(data, np.ndarray) else len(data)
 
 
 def _all_rows_equal(flat: Array) -> bool:
@@ -494,8 +535,15 @@ def _all_rows_equal(flat: Array) -> bool:
     return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
 
 
-def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes:
-    """Encode all rows of a chunk at once."""
+def _compressor(workspace: Workspace, encoding: Encoding, number: int, flat: Array) -> Callable[[Any], bytes]:
+    """Return the function that compresses encoded rows. number: index into Workspace.for_small_rows."""
+    if encoding is not DICTIONARY:
+        return workspace.for_small_rows[number]
+    return lambda encoded: workspace.compress_dictionary(encoded, transforms.table_end(encoded, flat.shape[1]))
+
+
+def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes | None:
+    """Encode all rows of a chunk at once; None if the encoding declines them."""
     return encoding.encode(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat), item_size)
 
 
@@ -536,7 +584,9 @@ class _ColumnStream:
             self.rows, flat = 1, flat[1:]
         for i in range(0, len(flat), self._step):
             piece = flat[i : i + self._step]
-            self._add(self._encoding.encode(piece, self._before, self._scratch, self.dtype.itemsize))
+            encoded = self._encoding.encode(piece, self._before, self._scratch, self.dtype.itemsize)
+            assert encoded is not None
+            self._add(encoded)
             self._before[:] = piece[-1]
         self.rows += len(flat)
 

@@ -15,8 +15,8 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.format import kernels, transforms, wire
 
-ZSTD, CONSTANT = 1, 8  # bits that any encoding may have in addition; CHANGES never has CONSTANT
-_SHUFFLE, _XOR, _CHANGES = 2, 4, 16
+ZSTD, CONSTANT = 1, 8  # bits that any encoding may have in addition; only encodings of equal size have CONSTANT
+_SHUFFLE, _XOR, _CHANGES, _DICTIONARY = 2, 4, 16, 32
 _PIECE_BYTES = 512 << 10  # large rows are encoded and compressed in pieces that fit the processor's cache
 
 
@@ -30,7 +30,7 @@ class Encoding(NamedTuple):
     Attributes:
         bits: bits of the encoding in a column descriptor.
         applies: applies(row_size, item_size) is True if the encoder should try it.
-        encode: encode(rows, before, scratch, item_size) returns the stored bytes.
+        encode: encode(rows, before, scratch, item_size) returns the stored bytes; None if the encoding saves nothing.
             rows: (n, row size) uint8. before: (row size,) uint8, the row before them; zeros for the first rows.
             scratch: uint8, at least as large as rows; the result may lie in it.
         decode: decode(data, rows, row_size, item_size) returns (rows, row size) uint8. data: untrusted, uint8, of
@@ -44,7 +44,7 @@ class Encoding(NamedTuple):
 
     bits: int
     applies: Callable[[int, int], bool]
-    encode: Callable[[Array, Array, Array, int], Array | bytes]
+    encode: Callable[[Array, Array, Array, int], Array | bytes | None]
     decode: Callable[[Array, int, int, int], Array]
     fits: Callable[[int, int, int], bool] = _of_equal_size
     decode_rows: Callable[[Array, int, int, Array], None] | None = None
@@ -107,6 +107,23 @@ def _changes_fit(raw: int, rows: int, row_size: int) -> bool:
     return rows > 0 and row_size >= wire.LARGE_ROW and row_size <= raw <= 8 * rows * row_size
 
 
+def _dictionary(rows: Array, before: Array, scratch: Array, item_size: int) -> Array | None:
+    out = scratch.reshape(-1)
+    size = kernels.dictionary(rows, out, min(transforms.MOST_DISTINCT, len(rows) // 2))
+    return out[:size] if size else None
+
+
+def _undo_dictionary(data: Array, rows: int, row_size: int, item_size: int) -> Array:
+    flat = np.empty((rows, row_size), np.uint8)
+    kernels.undo_dictionary(data, flat)
+    return flat
+
+
+def _dictionary_fits(raw: int, rows: int, row_size: int) -> bool:
+    most = min(rows, transforms.MOST_DISTINCT)
+    return 0 < row_size < wire.LARGE_ROW and rows > 0 and raw <= 4 + most * row_size + 2 * rows
+
+
 PLAIN = Encoding(
     bits=0,
     applies=lambda row_size, item_size: True,
@@ -127,6 +144,13 @@ CHANGES = Encoding(
     decode_rows=_changed_rows,
     piece_bytes=4 << 20,  # it touches less memory
 )
-ENCODINGS = (CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE)  # in the order in which the encoder tries them
+DICTIONARY = Encoding(
+    bits=_DICTIONARY,
+    applies=lambda row_size, item_size: 0 < row_size < wire.LARGE_ROW,
+    encode=_dictionary,
+    decode=_undo_dictionary,
+    fits=_dictionary_fits,
+)
+ENCODINGS = (CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE, DICTIONARY)  # in the order in which the encoder tries them
 _BY_BITS = {encoding.bits: encoding for encoding in ENCODINGS}
 KNOWN_BITS = functools.reduce(operator.or_, _BY_BITS, ZSTD | CONSTANT)

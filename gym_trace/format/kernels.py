@@ -15,22 +15,26 @@ from gym_trace.format import transforms, wire
 __all__ = [
     "COMPILED",
     "crc32",
+    "dictionary",
     "entry_offsets",
     "hash_blocks",
     "shuffle",
     "slices",
     "undo_changes",
+    "undo_dictionary",
     "undo_shuffle",
     "undo_xor",
 ]
 
-ABI = 4  # ABI of the compiled module that matches this version
+ABI = 5  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
 crc32 = zlib.crc32
+dictionary = transforms.dictionary
 shuffle = transforms.shuffle
 undo_changes = transforms.undo_changes
+undo_dictionary = transforms.undo_dictionary
 undo_shuffle = transforms.undo_shuffle
 undo_xor = transforms.undo_xor
 
@@ -46,7 +50,8 @@ def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
 
 def _select(kernels: Any) -> None:
     """Use the compiled functions. Arrays are C-contiguous uint8, (rows, row size)."""
-    global COMPILED, crc32, entry_offsets, hash_blocks, shuffle, slices, undo_changes, undo_shuffle, undo_xor
+    global COMPILED, crc32, dictionary, entry_offsets, hash_blocks, shuffle, slices
+    global undo_changes, undo_dictionary, undo_shuffle, undo_xor
 
     def compiled_shuffle(flat: Array, item_size: int) -> Array:
         planes = np.empty(flat.size, np.uint8)
@@ -68,9 +73,20 @@ def _select(kernels: Any) -> None:
         except ValueError as error:
             raise CorruptTrace(str(error)) from error
 
+    def compiled_dictionary(flat: Array, out: Array, most: int) -> int:
+        size: int = kernels.dictionary(flat, out, flat.shape[1], most)
+        return size
+
+    def compiled_undo_dictionary(data: Array, out: Array) -> None:
+        try:
+            kernels.undo_dictionary(data, out, out.shape[1])
+        except ValueError as error:
+            raise CorruptTrace(str(error)) from error
+
     entry_offsets, hash_blocks, slices = kernels.entry_offsets, kernels.hash_blocks, kernels.slices
     COMPILED, crc32, shuffle = True, kernels.crc32, compiled_shuffle
     undo_changes, undo_shuffle, undo_xor = compiled_undo_changes, compiled_undo_shuffle, compiled_undo_xor
+    dictionary, undo_dictionary = compiled_dictionary, compiled_undo_dictionary
 
 
 def _is_right(kernels: Any) -> bool:

@@ -12,6 +12,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 
 _COUNT = np.dtype("<u4")
+MOST_DISTINCT = 1 << 16  # rows of a dictionary
 _NARROW = 16  # bytes; elements up to this size are shuffled in one pass
 _WIDE_AT_ONCE = 2048  # wider elements per pass, so that a block stays in the processor's cache
 
@@ -200,3 +201,72 @@ def _positions(gaps: Array, counts: Array, ends: Array, width: int) -> Array:
     if len(positions) and (positions[ends[filled] - 1].max() >= width or counts.max() > width):
         raise CorruptTrace("a change of a column is outside its row")
     return positions
+
+
+# -- distinct rows ----------------------------------------------------------------------------------------------------
+
+
+def code_bits(distinct: int) -> int:
+    """Return the bits of a code for this many distinct rows: 1, 2, 4, 8 or 16."""
+    return next(bits for bits in (1, 2, 4, 8, 16) if distinct <= 1 << bits)
+
+
+def table_end(encoded: Array, row_size: int) -> int:
+    """Return the number of bytes before the codes of a dictionary."""
+    return _COUNT.itemsize + int(encoded[: _COUNT.itemsize].view(_COUNT)[0]) * row_size
+
+
+def dictionary(flat: Array, out: Array, most: int) -> int:
+    """Write the distinct rows of flat to out, then a code for each row.
+
+    Return the number of bytes; 0 if more than `most` rows are distinct, or out is too small.
+    """
+    rows = flat.view(f"V{flat.shape[1]}").reshape(-1).tolist()
+    distinct = sorted(set(rows))
+    bits = code_bits(len(distinct)) if 0 < len(distinct) <= most else 0
+    count, table = _COUNT.itemsize, len(distinct) * flat.shape[1]
+    size: int = count + table + -(-len(rows) * bits // 8)
+    if not bits or size > len(out):
+        return 0
+    index = {row: i for i, row in enumerate(distinct)}
+    codes = np.fromiter(map(index.__getitem__, rows), "<u2", len(rows))
+    out[:count].view(_COUNT)[0] = len(distinct)
+    xor(
+        np.frombuffer(b"".join(distinct), np.uint8).reshape(-1, flat.shape[1]),
+        np.zeros(flat.shape[1], np.uint8),
+        out[count : count + table].reshape(-1, flat.shape[1]),
+    )
+    out[count + table : size] = _packed_codes(codes, bits)
+    return size
+
+
+def _packed_codes(codes: Array, bits: int) -> Array:
+    if bits >= 8:
+        return codes.astype(f"<u{bits // 8}").view(np.uint8)
+    padded = np.zeros((-(-len(codes) * bits // 8), 8 // bits), np.uint8)
+    padded.reshape(-1)[: len(codes)] = codes
+    packed: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
+    return packed
+
+
+def undo_dictionary(data: Array, out: Array) -> None:
+    """Undo dictionary(): write all rows to out, (rows, row size). Raises CorruptTrace."""
+    rows, row_size = out.shape
+    if len(data) < _COUNT.itemsize:
+        raise CorruptTrace("the size of a dictionary does not match its rows")
+    begin, end = _COUNT.itemsize, table_end(data, row_size)
+    distinct = (end - begin) // row_size
+    if not 0 < distinct <= min(rows, MOST_DISTINCT) or len(data) != end + -(-rows * code_bits(distinct) // 8):
+        raise CorruptTrace("the size of a dictionary does not match its rows")
+    table = data[begin:end].reshape(distinct, row_size).copy()
+    undo_xor(table)
+    codes = _unpacked_codes(data[end:], code_bits(distinct))[:rows]
+    if codes.max() >= distinct:
+        raise CorruptTrace("a code of a column is outside its table")
+    np.take(table, codes, axis=0, out=out)
+
+
+def _unpacked_codes(packed: Array, bits: int) -> Array:
+    if bits >= 8:
+        return packed.copy().view(f"<u{bits // 8}")  # a copy, as the bytes may be unaligned
+    return (packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)).reshape(-1)

@@ -25,7 +25,7 @@ from gym_trace.format.columns import (
     parse_column,
 )
 
-ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
+ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES, DICTIONARY = 1, 2, 4, 8, 16, 32
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
 
 
@@ -47,25 +47,36 @@ def by_the_document(rows: np.ndarray, encoding: int) -> tuple[ColumnDescriptor, 
     if encoding & XOR:
         kept = kept[:1] + [bytearray(a ^ b for a, b in zip(row, before)) for before, row in pairwise(kept)]
     raw = b"".join(kept)
+    if encoding & DICTIONARY:
+        distinct = list(dict.fromkeys(map(bytes, kept)))
+        table = distinct[:1] + [bytes(a ^ b for a, b in zip(row, before)) for before, row in pairwise(distinct)]
+        width_of_codes = next(bits for bits in (1, 2, 4, 8, 16) if len(distinct) <= 2**bits)
+        codes = sum(distinct.index(bytes(row)) << width_of_codes * i for i, row in enumerate(kept))
+        sizes = len(distinct).to_bytes(4, "little"), codes.to_bytes(-(-len(kept) * width_of_codes // 8), "little")
+        raw = sizes[0] + b"".join(table) + sizes[1]
     if encoding & SHUFFLE:
         w = rows.dtype.itemsize
         group = width if width >= 4096 else len(raw)
         groups = [raw[i : i + group] for i in range(0, len(raw), group or 1)]
         raw = b"".join(bytes(g[i * w + j] for j in range(w) for i in range(len(g) // w)) for g in groups)
     blob = zstandard.ZstdCompressor().compress(raw) if encoding & ZSTD else raw
-    assert len(raw) == len(kept) * width
+    assert encoding & DICTIONARY or len(raw) == len(kept) * width
     return ColumnDescriptor(
         ("a",), rows.dtype.str, rows.shape[1:], len(rows), encoding, len(blob), len(raw), crc32(blob)
     ), blob
 
 
-@pytest.mark.parametrize("encoding", range(16))
+@pytest.mark.parametrize("encoding", [*range(16), DICTIONARY, DICTIONARY | ZSTD])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_encoding_decodes_as_the_document_says(dtype: str, encoding: int) -> None:
     for count, shape in ((1, ()), (5, (3,)), (4, (2, 5)), (9, (80,)), (3, (0,)), (0, (2,)), (3, (4096,))):
         rows = rows_of(dtype, count, shape, seed=count, smooth=False)
         if encoding & CONSTANT and count:
             rows = np.repeat(rows[:1], count, axis=0)
+        if encoding & DICTIONARY:
+            if not 0 < rows.nbytes < 4096 * count:
+                continue
+            rows = np.concatenate([rows, rows[::2], rows[:1]])
         column, blob = by_the_document(rows, encoding)
         decoded = decode(parse_column(list(column)), blob)
         assert bits(decoded) == bits(rows)
@@ -89,6 +100,46 @@ def test_encoded_columns_round_trip(
         assert (column.stored, column.crc) == (len(blob), crc32(blob))
         assert column.full_size == rows.nbytes
         assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+
+
+NUMBERS_OF_DISTINCT_ROWS = [1, 2, 3, 4, 5, 16, 17, 256, 257, 300, 301]
+
+
+@given(
+    st.sampled_from(DTYPES),
+    st.sampled_from([(), (1,), (3,), (7, 5), (40,)]),
+    st.sampled_from(NUMBERS_OF_DISTINCT_ROWS),
+    st.integers(0, 9),
+)
+def test_columns_with_few_distinct_rows_round_trip(
+    dtype: str, shape: tuple[int, ...], distinct: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    rows = rows_of(dtype, distinct, shape, seed, smooth=False)[random.integers(0, distinct, 600)]
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode(rows)
+    assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+
+
+@pytest.mark.parametrize(
+    ("distinct", "size"), [(2, 4 + 2 * 8 + 125), (3, 4 + 3 * 8 + 250), (16, 4 + 16 * 8 + 500), (17, 4 + 17 * 8 + 1000)]
+)
+def test_codes_of_distinct_rows_take_as_few_bits_as_needed(distinct: int, size: int) -> None:
+    rows = np.random.default_rng(0).integers(0, 1 << 60, distinct)[np.random.default_rng(1).integers(0, distinct, 1000)]
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode(rows)
+    assert column.encoding & ~ZSTD == DICTIONARY
+    assert column.raw == size
+    assert len(blob) <= size
+
+
+def test_rows_that_outgrow_a_dictionary_get_the_next_best_encoding() -> None:
+    random = np.random.default_rng(0)
+    few, many = random.integers(0, 9, (4, 20))[random.integers(0, 4, 2000)], random.integers(0, 9, (2000, 20))
+    encoder, other = ColumnEncoder(("a",), Workspace(1)), ColumnEncoder(("a",), Workspace(1))
+    assert encoder.encode(few)[0].encoding & DICTIONARY
+    column, blob = encoder.encode(many)
+    assert column.encoding == SHUFFLE | ZSTD
+    assert len(blob) <= 1.02 * len(other.encode(many)[1])
+    assert bits(decode(column, blob)) == bits(many)
 
 
 def test_encoding_more_chunks_leaves_earlier_blobs_unchanged() -> None:
@@ -119,7 +170,7 @@ def test_equal_rows_are_stored_once(count: int) -> None:
 def test_a_faster_compressor_is_used_only_if_the_column_hardly_grows() -> None:
     random = np.random.default_rng(0)
     even, normal = random.random((20_000, 8), np.float32), random.standard_normal((20_000, 8), np.float32)
-    dice, walk = random.integers(0, 6, 50_000, np.uint8), random.integers(-9, 9, (40_000, 8)).cumsum(axis=0)
+    dice, walk = random.integers(0, 6, (6250, 8), np.uint8), random.integers(-9, 9, (40_000, 8)).cumsum(axis=0)
     for rows, used, limit in ((even, 1, 1.03), (normal, 2, 1), (dice, 2, 1), (walk, 0, 1)):
         encoder, patient = ColumnEncoder(("a",), Workspace(1)), ColumnEncoder(("a",), Workspace(1))
         del patient._workspace.for_small_rows[1:]
@@ -135,7 +186,7 @@ def test_small_samples_do_not_choose_a_faster_compressor() -> None:
     del patient.for_small_rows[1:]
     tiny = ColumnEncoder(("a",), workspace)
     tiny.encode(random.integers(0, 6, 20, np.uint8))
-    dice = random.integers(0, 6, 1 << 18, np.uint8)
+    dice = random.integers(0, 6, (1 << 15, 8), np.uint8)
     assert tiny.encode(dice)[1] == ColumnEncoder(("a",), patient).encode(dice)[1]
     typed = ColumnEncoder(("a",), workspace)
     typed.encode(random.normal(size=(4000, 8)).cumsum(axis=0))
@@ -276,3 +327,28 @@ def test_value_lengths_that_do_not_match_the_column_raise(lengths: list[int]) ->
     column = ColumnDescriptor(("a",), "msgpack", (), len(lengths), 0, len(raw), len(raw), 0)
     with pytest.raises(CorruptTrace):
         decode(column, raw)
+
+
+def test_damaged_dictionaries_raise() -> None:
+    rows = np.array([7, 9, 11, 7, 9, 7, 7], np.int32)
+    column, blob = by_the_document(rows, DICTIONARY)
+    assert decode(parse_column(list(column)), blob).tolist() == rows.tolist()
+    outside = blob[:-1] + b"\xff"  # codes have two bits, and the table three rows
+    assert len(outside) == column.raw
+    hostile = [outside, b"", blob[:3], blob[:-1], blob + b"\0"]
+    hostile += [count.to_bytes(4, "little") + blob[4:] for count in (0, 2, 4, 8, 1 << 16, (1 << 32) - 1)]
+    for data in hostile:
+        with pytest.raises(CorruptTrace, match=r"dictionary|table|size"):
+            decode(parse_column(list(column._replace(stored=len(data), raw=len(data)))), data)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rows": 0}, {"shape": (0,)}, {"shape": (2000,)}, {"encoding": DICTIONARY | CONSTANT}, {"dtype": "msgpack"},
+     {"encoding": DICTIONARY | SHUFFLE}, {"encoding": DICTIONARY | XOR}, {"raw": 4 + 7 * 4 + 15, "stored": 47}],
+    ids=repr,
+)  # fmt: skip
+def test_a_dictionary_that_the_format_rules_out_raises(changes: dict[str, Any]) -> None:
+    column, _ = by_the_document(np.arange(7, dtype=np.int32), DICTIONARY)
+    with pytest.raises(CorruptTrace):
+        parse_column(list(column._replace(**changes)))

@@ -98,6 +98,84 @@ def test_damaged_changes_raise_the_same_error_or_give_the_same_rows(row_size: in
     assert found[0] == found[1]
 
 
+DISTINCT = st.sampled_from([1, 2, 3, 4, 5, 16, 17, 256, 257, 400])
+
+
+def few_rows(chance: np.random.Generator, row_size: int, distinct: int, rows: int) -> np.ndarray:
+    """Return rows, of which at most `distinct` differ, some of them in their last byte alone."""
+    table = chance.integers(0, 256, (distinct, row_size), np.uint8)
+    table[distinct // 2 :, :-1] = table[: distinct - distinct // 2, :-1]
+    return table[chance.integers(0, distinct, rows)]
+
+
+@given(
+    row_size=st.sampled_from([1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 63, 64, 65, 147, 4095]),
+    distinct=DISTINCT,
+    rows=st.sampled_from([1, 2, 7, 8, 9, 255, 256, 257, 800]),
+    most=st.one_of(DISTINCT, st.integers(0, 900)),
+    seed=SEEDS,
+)
+def test_dictionaries_are_those_of_python(row_size: int, distinct: int, rows: int, most: int, seed: int) -> None:
+    flat = few_rows(np.random.default_rng(seed), row_size, distinct, rows)
+    out, other = np.empty(flat.size, np.uint8), np.empty(flat.size, np.uint8)
+    size = kernels.dictionary(flat, out, most)
+    assert size == transforms.dictionary(flat, other, most)
+    assert np.array_equal(out[:size], other[:size])
+    found = len(np.unique(flat, axis=0))
+    if found > most:
+        assert size == 0
+    if size:
+        for undo in (kernels.undo_dictionary, transforms.undo_dictionary):
+            rows_again = np.empty_like(flat)
+            undo(out[:size], rows_again)
+            assert np.array_equal(rows_again, flat)
+
+
+@pytest.mark.parametrize("distinct", [1 << 16, (1 << 16) + 1])
+def test_a_dictionary_has_at_most_65536_rows(distinct: int) -> None:
+    flat = np.tile(np.arange(distinct, dtype=np.uint32), 3).view(np.uint8).reshape(-1, 4)
+    out, again = np.empty(flat.size, np.uint8), np.empty_like(flat)
+    size = kernels.dictionary(flat, out, transforms.MOST_DISTINCT)
+    assert size == (4 + 4 * distinct + 2 * len(flat) if distinct == 1 << 16 else 0)
+    if size:
+        kernels.undo_dictionary(out[:size], again)
+        assert np.array_equal(again, flat)
+
+
+def test_rows_made_to_collide_are_declined() -> None:
+    inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    rows = np.array([i * inverse % (1 << 64) for i in range(1, 1000)] * 3, np.uint64)
+    flat, out = rows.view(np.uint8).reshape(-1, 8), np.empty(rows.nbytes, np.uint8)
+    assert kernels.dictionary(flat, out, 1400) == 0
+    assert transforms.dictionary(flat, out, 1400) > 0
+    assert kernels.dictionary(flat[:100], out, 100) > 0
+
+
+@given(distinct=DISTINCT, row_size=st.sampled_from([1, 3, 8, 147]), seed=SEEDS)
+def test_damaged_dictionaries_raise_the_same_error_or_give_the_same_rows(
+    distinct: int, row_size: int, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    flat = few_rows(chance, row_size, distinct, 900)
+    out = np.empty(flat.size + 900, np.uint8)
+    data = out[: transforms.dictionary(flat, out, 900)].copy()
+    if chance.random() < 0.3:
+        data = data[: int(chance.integers(0, len(data)))]
+    else:
+        at = int(chance.choice([0, 1, len(data) - 1, int(chance.integers(len(data)))]))
+        data[at] = chance.choice([0, 1, 255, int(chance.integers(256))])
+    found = []
+    for undo in (kernels.undo_dictionary, transforms.undo_dictionary):
+        rows = np.empty_like(flat)
+        try:
+            undo(data, rows)
+        except CorruptTrace as error:
+            found.append(error.problem)
+        else:
+            found.append(rows.tobytes())
+    assert found[0] == found[1]
+
+
 def test_wrong_sizes_raise() -> None:
     room = np.empty(8, np.uint8)
     for call in (
@@ -108,6 +186,11 @@ def test_wrong_sizes_raise() -> None:
         lambda: compiled.undo_changes(bytes(8), 1, 1, room, 8),
         lambda: compiled.undo_changes(bytes(8), 1, -1, room, 8),
         lambda: compiled.undo_changes(bytes(8), 1, 0, room, -8),
+        lambda: compiled.dictionary(bytes(8), room, 3, 1),
+        lambda: compiled.dictionary(bytes(8), room, 0, 1),
+        lambda: compiled.dictionary(bytes(8), room, 1, (1 << 16) + 1),
+        lambda: compiled.undo_dictionary(bytes(8), room, 3),
+        lambda: compiled.undo_dictionary(bytes(3), room, 1),
         lambda: compiled.hash_blocks(bytearray(64), bytes(129), 128, 0, 0),
         lambda: compiled.hash_blocks(bytearray(65), bytes(128), 128, 0, 0),
         lambda: compiled.hash_blocks(bytearray(64), bytes(127), 128, 0, 1),

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { reader } from "./reader.mjs";
 
-const { CHANGES, CHUNK, CONSTANT, Damaged, FOOTER_MAGIC, HEADER, INDEX, SCHEMA, SYNC_MARK, align, concat, crc32, demand, equal, extentOf, fileHeader,
+const { CHANGES, CHUNK, CONSTANT, DICTIONARY, Damaged, FOOTER_MAGIC, HEADER, INDEX, SCHEMA, SYNC_MARK, align, concat, crc32, demand, equal, extentOf, fileHeader,
   footerOf, headerAt, heal, observationRows, readColumns, readFragment, recordAt, rowsOf, u16, u32, u64, unpackMetadata } = reader;
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
@@ -131,7 +131,7 @@ export class Batch {
     for (const [path, raw, stored] of index.metadata.totals) {
       const columns = chunks.map((chunk) => chunk.columns.get(path.join("/"))).filter((column) => column !== undefined);
       const sizes = columns.map(({ encoding, raw, rows }) =>
-        encoding & CONSTANT ? raw * rows.length : encoding & CHANGES ? rows[0].length * rows.length : raw);
+        encoding & CONSTANT ? raw * rows.length : encoding & (CHANGES | DICTIONARY) ? rows[0].length * rows.length : raw);
       demand(total(sizes) === raw && total(columns.map((column) => column.stored)) === stored, "totals of the index");
     }
   }

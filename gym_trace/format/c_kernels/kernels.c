@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include "constants.h"
 
@@ -397,6 +398,244 @@ static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, s
     return row >= rows && at != size ? "excess bytes after the changes of a column" : NULL;
 }
 
+/* -- distinct rows ------------------------------------------------------------------------------------------------- */
+
+enum {
+    MOST_PROBES = 128, /* more collide only if rows were made to; that would be slow */
+    AT_ONCE = 256,     /* codes unpacked before their rows are copied; a multiple of 8 */
+};
+
+static inline uint64_t mixed(uint64_t a, uint64_t b)
+{
+#ifdef __SIZEOF_INT128__
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+#else
+    a = (a ^ a >> 32) * 0x9E3779B97F4A7C15u;
+    return a ^ a >> 32 ^ (b ^ b >> 32) * 0xE7037ED1A0B428DBu;
+#endif
+}
+
+static inline __attribute__((always_inline)) uint64_t word_at(const uint8_t *data, size_t size)
+{
+    uint64_t word = 0;
+    memcpy(&word, data, size);
+    return word;
+}
+
+/* Hashes 32 bytes. a, b: the hash of those before; two, which the processor computes side by side. */
+static inline void hash_32(const uint8_t *first, const uint8_t *second, uint64_t *a, uint64_t *b)
+{
+    *a = mixed(word_at(first, 8) ^ 0x9E3779B97F4A7C15u, word_at(first + 8, 8) ^ *a);
+    *b = mixed(word_at(second, 8) ^ 0xE7037ED1A0B428DBu, word_at(second + 8, 8) ^ *b);
+}
+
+/* Hashes a row; the upper bits are the better ones. Bytes at its end may be hashed twice. */
+static inline __attribute__((always_inline)) uint64_t hash_of(const uint8_t *row, size_t size)
+{
+    uint64_t a = size, b = 1;
+    const uint8_t *end = row + size;
+    if (size <= 8) {
+        a = word_at(row, size);
+    } else if (size < 16) {
+        a = mixed(word_at(row, 8) ^ 0x9E3779B97F4A7C15u, word_at(end - 8, 8) ^ 0xE7037ED1A0B428DBu);
+    } else if (size < 32) {
+        hash_32(row, end - 16, &a, &b);
+        a ^= b;
+    } else {
+        for (; end - row > 32; row += 32) {
+            hash_32(row, row + 16, &a, &b);
+        }
+        hash_32(end - 32, end - 16, &a, &b);
+        a ^= b;
+    }
+    return a * 0x9E3779B97F4A7C15u;
+}
+
+/* Finds the distinct rows, and which of them each row is. slots: 1 << bits of them, at least 2 * most, zeros. Returns
+ * how many are distinct; 0 if more than `most` are, or too many hashes collide. */
+static inline __attribute__((always_inline)) size_t find_distinct(const uint8_t *rows, size_t count, size_t size,
+                                                                  size_t most, const uint8_t **distinct,
+                                                                  uint16_t *which, uint32_t *slots, int bits)
+{
+    size_t found = 0, mask = ((size_t)1 << bits) - 1;
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t *row = rows + i * size;
+        if (size > 16 && i > 0 && memcmp(row, row - size, size) == 0) { /* common, and cheaper than a hash */
+            which[i] = which[i - 1];
+            continue;
+        }
+        uint64_t hash = hash_of(row, size);
+        size_t slot = (size_t)(hash >> (64 - bits));
+        uint32_t tag = (uint32_t)hash << 17, value; /* a slot: 15 bits of the hash, and 1 more than the index */
+        for (int probes = 0; (value = slots[slot]) != 0; slot = (slot + 1) & mask) {
+            if ((value ^ tag) >> 17 == 0 && memcmp(distinct[(value & 0x1FFFF) - 1], row, size) == 0) {
+                break;
+            }
+            if (++probes == MOST_PROBES) {
+                return 0;
+            }
+        }
+        if (value == 0) {
+            if (found == most) {
+                return 0;
+            }
+            distinct[found++] = row;
+            value = slots[slot] = tag | (uint32_t)found;
+        }
+        which[i] = (uint16_t)((value & 0x1FFFF) - 1);
+    }
+    return found;
+}
+
+FOR_EACH_CPU static size_t distinct_rows(const uint8_t *rows, size_t count, size_t size, size_t most,
+                                         const uint8_t **distinct, uint16_t *which, uint32_t *slots, int bits)
+{
+    switch (size) { /* constant sizes let the compiler inline the comparisons */
+    case 1: return find_distinct(rows, count, 1, most, distinct, which, slots, bits);
+    case 2: return find_distinct(rows, count, 2, most, distinct, which, slots, bits);
+    case 4: return find_distinct(rows, count, 4, most, distinct, which, slots, bits);
+    case 8: return find_distinct(rows, count, 8, most, distinct, which, slots, bits);
+    }
+    return find_distinct(rows, count, size, most, distinct, which, slots, bits);
+}
+
+static _Thread_local size_t compared; /* bytes of the rows that are being sorted */
+
+static int compare_rows(const void *a, const void *b)
+{
+    return memcmp(*(const uint8_t *const *)a, *(const uint8_t *const *)b, compared);
+}
+
+static size_t code_bits(size_t distinct)
+{
+    return distinct <= 2 ? 1 : distinct <= 4 ? 2 : distinct <= 16 ? 4 : distinct <= 256 ? 8 : 16;
+}
+
+/* Packs codes of `bits` bits, a constant. */
+#define PACK_CODES(bits)                                                                                               \
+    for (; i + 8 / (bits) <= count; i += 8 / (bits)) {                                                                 \
+        uint32_t byte = 0;                                                                                             \
+        for (size_t j = 0; j < 8 / (bits); j++) {                                                                      \
+            byte |= (uint32_t)codes[i + j] << (j * (bits));                                                            \
+        }                                                                                                              \
+        *out++ = (uint8_t)byte;                                                                                        \
+    }
+
+FOR_EACH_CPU static void pack_codes(const uint16_t *codes, size_t count, size_t bits, uint8_t *out)
+{
+    size_t i = 0;
+    switch (bits) {
+    case 1: PACK_CODES(1); break;
+    case 2: PACK_CODES(2); break;
+    case 4: PACK_CODES(4); break;
+    case 8: PACK_CODES(8); break;
+    default: memcpy(out, codes, 2 * count); return;
+    }
+    uint32_t byte = 0;
+    for (size_t j = 0; i + j < count; j++) {
+        byte |= (uint32_t)codes[i + j] << (j * bits);
+    }
+    if (i < count) {
+        *out = (uint8_t)byte;
+    }
+}
+
+/* Writes the distinct rows, sorted and XORed, and the codes of all rows. Returns how many bytes; 0 if they do not fit
+ * or find_distinct() gives up, SIZE_MAX without memory. */
+static size_t put_dictionary(const uint8_t *rows, size_t count, size_t size, size_t most, uint8_t *out, size_t space)
+{
+    int bits = 4;
+    while ((size_t)1 << bits < 2 * most) {
+        bits++;
+    }
+    uint32_t *slots = calloc((size_t)1 << bits, sizeof *slots);
+    const uint8_t **distinct = malloc((most + 1) * sizeof *distinct);
+    uint16_t *which = malloc((count + most + 1) * sizeof *which);
+    size_t written = SIZE_MAX;
+    if (slots != NULL && distinct != NULL && which != NULL) {
+        size_t found = distinct_rows(rows, count, size, most, distinct, which, slots, bits);
+        size_t code = code_bits(found), total = 4 + found * size + (count * code + 7) / 8;
+        written = found > 0 && total <= space ? total : 0;
+        if (written > 0) {
+            uint16_t *rank = which + count;
+            uint8_t *table = out + 4;
+            compared = size;
+            qsort(distinct, found, sizeof *distinct, compare_rows);
+            for (size_t i = 0; i < found; i++) {
+                rank[which[(size_t)(distinct[i] - rows) / size]] = (uint16_t)i;
+                memcpy(table + i * size, distinct[i], size);
+            }
+            for (size_t i = 0; i < count; i++) {
+                which[i] = rank[which[i]];
+            }
+            for (size_t i = found * size; i-- > size;) {
+                table[i] ^= table[i - size];
+            }
+            uint32_t stored = (uint32_t)found;
+            memcpy(out, &stored, 4);
+            pack_codes(which, count, code, table + found * size);
+        }
+    }
+    free(slots);
+    free(distinct);
+    free(which);
+    return written;
+}
+
+FOR_EACH_CPU static uint16_t unpack_codes(const uint8_t *data, size_t begin, size_t count, size_t bits, uint16_t *codes)
+{
+    uint16_t most = 0;
+    if (bits == 16) {
+        memcpy(codes, data + 2 * begin, 2 * count);
+    } else {
+        size_t per_byte = 8 / bits;
+        uint16_t mask = (uint16_t)((1 << bits) - 1);
+        data += begin / per_byte;
+        for (size_t i = 0; i < (count + per_byte - 1) / per_byte; i++) { /* may fill up the last byte: see AT_ONCE */
+            for (size_t j = 0; j < per_byte; j++) {
+                codes[i * per_byte + j] = data[i] >> (j * bits) & mask;
+            }
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        most = codes[i] > most ? codes[i] : most;
+    }
+    return most;
+}
+
+#define COPY_ROWS(bytes)                                                                                               \
+    for (size_t i = 0; i < some; i++) {                                                                                \
+        memcpy(target + i * (bytes), table + codes[i] * (size_t)(bytes), bytes);                                       \
+    }
+
+/* Writes the rows of a dictionary. table: space for the distinct rows. Returns an error message, or NULL. */
+static const char *dictionary_rows(const uint8_t *data, uint8_t *table, size_t distinct, size_t count, size_t size,
+                                   uint8_t *out)
+{
+    size_t bits = code_bits(distinct);
+    memcpy(table, data + 4, distinct * size);
+    undo_xor_rows(table, 1, distinct, size);
+    data += 4 + distinct * size;
+    for (size_t begin = 0; begin < count; begin += AT_ONCE) {
+        uint16_t codes[AT_ONCE];
+        size_t some = count - begin < AT_ONCE ? count - begin : AT_ONCE;
+        uint8_t *target = out + begin * size;
+        if (unpack_codes(data, begin, some, bits, codes) >= distinct) {
+            return "a code of a column is outside its table";
+        }
+        switch (size) { /* constant sizes let the compiler inline the copies */
+        case 1: COPY_ROWS(1); break;
+        case 2: COPY_ROWS(2); break;
+        case 4: COPY_ROWS(4); break;
+        case 8: COPY_ROWS(8); break;
+        case 16: COPY_ROWS(16); break;
+        default: COPY_ROWS(size);
+        }
+    }
+    return NULL;
+}
+
 /* -- functions for Python ------------------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -546,6 +785,71 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
         }
     }
     PyMem_Free(scratch);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* dictionary(rows, out, row_size, most): the number of bytes that it wrote; 0 if it gave up. */
+static PyObject *dictionary(PyObject *self, PyObject *args)
+{
+    Py_buffer rows, out;
+    Py_ssize_t row_size, most;
+    Layout layout;
+    if (!PyArg_ParseTuple(args, "y*w*nn", &rows, &out, &row_size, &most)) {
+        return NULL;
+    }
+    size_t written = 0;
+    if (layout_of(&layout, rows.len, row_size, 1, 0) < 0) {
+    } else if (most < 0 || most > 1 << 16) {
+        PyErr_SetString(PyExc_ValueError, "number of distinct rows out of range");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        written = put_dictionary(rows.buf, layout.rows, layout.row_size, (size_t)most, out.buf, (size_t)out.len);
+        Py_END_ALLOW_THREADS
+        if (written == SIZE_MAX) {
+            PyErr_NoMemory();
+        }
+    }
+    PyBuffer_Release(&rows);
+    PyBuffer_Release(&out);
+    return PyErr_Occurred() ? NULL : PyLong_FromSize_t(written);
+}
+
+/* undo_dictionary(data, out, row_size): raises ValueError for damaged data. */
+static PyObject *undo_dictionary(PyObject *self, PyObject *args)
+{
+    Py_buffer data, out;
+    Py_ssize_t row_size;
+    Layout layout;
+    if (!PyArg_ParseTuple(args, "y*w*n", &data, &out, &row_size)) {
+        return NULL;
+    }
+    if (layout_of(&layout, out.len, row_size, 1, 0) == 0) {
+        size_t distinct = data.len < 4 ? 0 : number_at(data.buf);
+        size_t codes = (layout.rows * code_bits(distinct) + 7) / 8;
+        if (distinct < 1 || distinct > layout.rows || distinct > 1 << 16 ||
+            (size_t)data.len != 4 + distinct * layout.row_size + codes) {
+            PyErr_SetString(PyExc_ValueError, "the size of a dictionary does not match its rows");
+        } else {
+            uint8_t *table = PyMem_Malloc(distinct * layout.row_size);
+            const char *problem = NULL;
+            if (table == NULL) {
+                PyErr_NoMemory();
+            } else {
+                Py_BEGIN_ALLOW_THREADS
+                problem = dictionary_rows(data.buf, table, distinct, layout.rows, layout.row_size, out.buf);
+                Py_END_ALLOW_THREADS
+            }
+            if (problem != NULL) {
+                PyErr_SetString(PyExc_ValueError, problem);
+            }
+            PyMem_Free(table);
+        }
+    }
     PyBuffer_Release(&data);
     PyBuffer_Release(&out);
     if (PyErr_Occurred()) {
@@ -787,6 +1091,8 @@ static PyMethodDef functions[] = {
     {"undo_shuffle", undo_shuffle, METH_VARARGS, NULL},
     {"undo_xor", undo_xor, METH_VARARGS, NULL},
     {"undo_changes", undo_changes, METH_VARARGS, NULL},
+    {"dictionary", dictionary, METH_VARARGS, NULL},
+    {"undo_dictionary", undo_dictionary, METH_VARARGS, NULL},
     {"entry_offsets", entry_offsets, METH_VARARGS, NULL},
     {"slices", slices, METH_VARARGS, NULL},
     {"hash_blocks", hash_blocks, METH_VARARGS, NULL},

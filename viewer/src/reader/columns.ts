@@ -7,7 +7,7 @@ import type { Metadata } from "./values.ts";
 
 const LARGE_ROW = 4096;
 const ZSTD = 1, SHUFFLE = 2, XOR = 4;
-export const CONSTANT = 8, CHANGES = 16;
+export const CONSTANT = 8, CHANGES = 16, DICTIONARY = 32;
 const MOST_RAW = 2 ** 31, MOST_ROWS = 2 ** 24, MOST_PLAIN = 2 ** 28; // bytes, rows, bytes of more than one row
 
 export type Path = (string | number)[];
@@ -100,10 +100,28 @@ function undoChanges(bytes: Bytes, rowSize: number, rows: number): Bytes {
   return out;
 }
 
+function undoDictionary(bytes: Bytes, rowSize: number, rows: number): Bytes {
+  demand(bytes.length >= 4 && rows > 0 && rowSize > 0 && rowSize < LARGE_ROW && rows * rowSize <= MOST_PLAIN, "a dictionary");
+  const distinct = u32(bytes, 0);
+  const bits = [1, 2, 4, 8, 16].find((width) => distinct <= 2 ** width) ?? 0;
+  const begin = 4 + distinct * rowSize;
+  demand(distinct > 0 && distinct <= rows && bits > 0 && bytes.length === begin + Math.ceil((rows * bits) / 8), "size of a dictionary");
+  const table = bytes.slice(4, begin);
+  undoXor(table, rowSize);
+  const out = new Uint8Array(rows * rowSize);
+  for (let row = 0, to = 0; row < rows; row++) {
+    const at = begin + ((row * bits) >> 3);
+    const code = bits === 16 ? bytes[at]! | (bytes[at + 1]! << 8) : (bytes[at]! >> ((row * bits) & 7)) & (2 ** bits - 1);
+    demand(code < distinct, "a code outside its dictionary");
+    for (let from = code * rowSize, end = from + rowSize; from < end; ) out[to++] = table[from++]!;
+  }
+  return out;
+}
+
 /** Decode a column; its blob is checked first. Throws Damaged, or an Error if it needs a newer reader. */
 export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, stored, raw, crc]: Descriptor): Column {
   const name = nameOf(path);
-  if (encoding > 31) throw new Error(`encoding ${encoding} is not known`);
+  if (encoding > 63) throw new Error(`encoding ${encoding} is not known`);
   demand(blob.length === stored && crc32(blob) === crc, `column ${name}`);
   const kept = encoding & CONSTANT ? Math.min(1, rows) : rows;
   demand(rows <= MOST_ROWS && raw <= (kept > 1 ? MOST_PLAIN : MOST_RAW), `column ${name} is too large`);
@@ -120,6 +138,7 @@ export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, s
   const rowSize = width * product(shape);
   demand(kept * rowSize <= MOST_RAW, `column ${name} is too large`);
   if (encoding & CHANGES) bytes = undoChanges(bytes, rowSize, rows);
+  if (encoding & DICTIONARY) bytes = undoDictionary(bytes, rowSize, rows);
   demand(bytes.length === kept * rowSize, `rows of column ${name}`);
   if (encoding & SHUFFLE && rowSize < LARGE_ROW) bytes = unshuffle(bytes, width);
   else if (encoding & SHUFFLE) for (let at = 0; at < bytes.length; at += rowSize) bytes.set(unshuffle(bytes.subarray(at, at + rowSize), width), at);

@@ -1,4 +1,4 @@
-/* sources 8f9b95c137819c5cef42be0da576d13b */
+/* sources 9ea4de437000596d53a8c4333e921798 */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
