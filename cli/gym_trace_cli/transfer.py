@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _options = section(
     "Copying",
-    option("-j, --workers N", "Files copied at the same time. Default: 4.", POSITIVE, default=4),
     option("--dry-run", "Only list what would be copied."),
     json_option,
     quiet_option,
@@ -32,8 +31,9 @@ _options = section(
 @click.argument("directory", metavar="DIR", required=False, type=TraceDirectory())
 @click.argument("url", metavar="URL", required=False, type=PATH)
 @_options
+@section("Uploads", option("-j, --workers N", "Files copied at the same time. Default: 4.", POSITIVE, default=4))
 @section("Recordings to URLs", option("--resume", "Publish what killed recordings left on this machine."))
-def push(directory: str | None, url: str | None, resume: bool, **options: Any) -> int:
+def push(directory: str | None, url: str | None, resume: bool, workers: int, **options: Any) -> int:
     """Copy a trace to an object store. Existing files stay.
 
     Repeat an interrupted push to resume it. Batches are checked against their
@@ -44,10 +44,10 @@ def push(directory: str | None, url: str | None, resume: bool, **options: Any) -
     gym-trace push --resume
     """
     if resume and directory is None:
-        return _resume(options["workers"], options["dry_run"])
+        return _resume(workers, options["dry_run"])
     if resume or directory is None or url is None:
         raise click.UsageError("pass DIR and URL, or --resume alone")
-    return _run(lambda **copying: gym_trace.push(directory, url, **copying), **options)
+    return _run(lambda **copying: gym_trace.push(directory, url, workers=workers, **copying), **options)
 
 
 @headed("pull")
@@ -84,9 +84,9 @@ def _resume(workers: int, dry_run: bool) -> int:
     return code
 
 
-def _run(call: Callable[..., TransferReport], workers: int, dry_run: bool, as_json: bool, quiet: bool) -> int:
+def _run(call: Callable[..., TransferReport], dry_run: bool, as_json: bool, quiet: bool) -> int:
     with ProgressLine(quiet=quiet or as_json) as progress:
-        report = call(workers=workers, dry_run=dry_run, on_progress=progress.update_bytes)
+        report = call(dry_run=dry_run, on_progress=progress.update_bytes)
     if as_json:
         show.json_line(asdict(report))
         return FINE

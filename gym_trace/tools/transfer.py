@@ -46,7 +46,6 @@ def pull(
     url: str,
     directory: str | os.PathLike[str],
     *,
-    workers: int = WORKERS,
     dry_run: bool = False,
     on_progress: Progress | None = None,
 ) -> TransferReport:
@@ -57,4 +56,4 @@ def pull(
     Examples:
         >>> report = gym_trace.pull("s3://bucket/cartpole", "traces/cartpole")  # doctest: +SKIP
     """
-    return Transfer(directory, url, "pull", dry_run).run(workers, on_progress)
+    return Transfer(directory, url, "pull", dry_run).run(on_progress=on_progress)

@@ -17,7 +17,7 @@ from long_tests import LONG
 from runs import in_a_child, play, record_lengths
 from scripted_env import Result, ToyEnv, small_blocks
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace, push
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.format import listed_manifests, wire
@@ -334,19 +334,27 @@ def test_types_of_columns_are_known_without_a_request(chunks: Path) -> None:
     assert requests() == {"list": 1, "jsonl": 1}
 
 
-def test_a_column_takes_at_most_a_request_for_each_chunk(chunks: Path) -> None:
+@pytest.mark.parametrize(("gap", "most"), [(0, 25), (1 << 20, 8)])
+def test_a_column_takes_at_most_a_request_for_each_chunk(chunks: Path, gap: int, most: int) -> None:
     trace = open_trace(uploaded(chunks))
-    assert sum(episode.rewards.sum() for episode in trace.scan(["rewards"])) == 800 * 45
-    assert requests()["gtb"] <= 25
+    with mock.patch.object(ranges, "_GAP_BYTES", (gap, gap)):
+        assert sum(episode.rewards.sum() for episode in trace.scan(["rewards"])) == 800 * 45
+    assert requests()["gtb"] <= most
 
 
-def test_an_episode_takes_a_request_for_each_of_its_columns(chunks: Path) -> None:
+def test_an_episode_takes_one_request_where_its_columns_are_near(chunks: Path) -> None:
     trace = open_trace(uploaded(chunks))
     episode, known = trace[417], open_trace(chunks)[417]
     assert episode.observations.tolist() == known.observations.tolist()
     assert episode.actions.tolist() == known.actions.tolist()
     assert episode.rewards.tolist() == known.rewards.tolist()
-    assert sum(requests().values()) <= 6
+    assert requests() == {"list": 1, "jsonl": 1, "gtb": 1}
+
+
+def test_a_pull_reads_each_batch_in_one_request(tmp_path: Path) -> None:
+    url = uploaded(batches(tmp_path / "t", 30))
+    assert len(pull(url, tmp_path / "copy").pulled) == 31
+    assert requests()["gtb"] == 30
 
 
 def test_columns_of_an_index_that_differ_from_the_chunks_are_damage(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 from gym_trace.errors import (
     CorruptTrace,
     InvalidOption,
-    RemoteError,
     TraceError,
     TraceExists,
     TraceNotFound,
@@ -202,7 +201,7 @@ class Transfer:
         offset, is_prefix = 0, True  # True if one file begins with the other
         with self._storage.open(name) as file:
             size = file.size
-            for block in self._blocks(name, stored):
+            for block in next(self._reader.whole({name: stored}))[1]:
                 local = file.read(offset, len(block))
                 offset += len(block)
                 is_prefix = block.startswith(local)
@@ -231,17 +230,13 @@ class Transfer:
                 f"{same} files: compared by size, first and last bytes, as {self.report.url} lists no checksums; "
                 f"'gym-trace check {self.report.url}' reads them"
             )
-        wanted = [name for name in names if name not in by_ends or name in differing]
-        with ThreadPoolExecutor(WORKERS, "gym-trace-compare") as pool:
-            try:
-                crcs: Iterable[int | None] = pool.map(self._crc_unless_same, wanted)
-            except RuntimeError:  # the interpreter is exiting, and starts no threads
-                crcs = map(self._crc_unless_same, wanted)
-            for name, crc in zip(wanted, crcs):
-                if crc is None:
-                    self.report.same += 1
-                else:
-                    self._replace_damaged(name, crc)
+        wanted = {name: self._remote[name] for name in names if name not in by_ends or name in differing}
+        for name, content in self._reader.whole(wanted):
+            crc = self._crc_unless_same(name, content)
+            if crc is None:
+                self.report.same += 1
+            else:
+                self._replace_damaged(name, crc)
 
     def _with_other_ends(self, names: list[str]) -> list[str]:
         """Return the files whose first or last bytes differ; those of a batch contain its id."""
@@ -296,23 +291,14 @@ class Transfer:
                 digest.update(file.read(offset, min(_READ_BYTES, stored.size - offset)))
         return digest.hexdigest() == md5
 
-    def _crc_unless_same(self, name: str, stored: StoredObject | None = None) -> int | None:
-        """Read an object; return None if the local file begins with it, otherwise its checksum."""
+    def _crc_unless_same(self, name: str, content: Iterable[bytes]) -> int | None:
+        """Return None if the local file begins with the content of an object, otherwise its checksum."""
         offset, crc, is_same = 0, 0, True
         with self._storage.open(name) as file:
-            for block in self._blocks(name, stored or self._remote[name]):
+            for block in content:
                 is_same = is_same and file.read(offset, len(block)) == block
                 offset, crc = offset + len(block), crc32(block, crc)
         return None if is_same else crc
-
-    def _blocks(self, name: str, stored: StoredObject) -> Iterator[bytes]:
-        try:
-            yield from self._reader.whole(name, stored)
-        except (FileNotFoundError, Overwritten):
-            raise self._changed_error(name) from None
-
-    def _changed_error(self, name: str) -> RemoteError:
-        return RemoteError(f"{self.report.url}/{name}: changed while it was read; try again")
 
     def _conflict_error(self, name: str) -> TraceError:
         return TraceExists(
@@ -322,7 +308,7 @@ class Transfer:
 
     # -- copying ------------------------------------------------------------------------------------------------------
 
-    def run(self, workers: int, on_progress: Progress | None) -> TransferReport:
+    def run(self, workers: int = WORKERS, on_progress: Progress | None = None) -> TransferReport:
         if workers < 1:
             raise InvalidOption(f"workers={workers}: use 1 or more")
         if self._dry_run:
@@ -347,8 +333,8 @@ class Transfer:
         crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)
         for kinds in (_DATA, _TEXT):
             calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
-            calls += [partial(self._download, copy, crcs[1], add) for copy in self._pull if kind_of(copy.name) in kinds]
             _run_all(calls, workers)
+            self._download([copy.name for copy in self._pull if kind_of(copy.name) in kinds], crcs[1], add)
         if self._objects is not None:
             listed = self._remote
             if self._push:  # the store has given these objects their tags
@@ -385,17 +371,23 @@ class Transfer:
 
     def confirmed(self) -> dict[str, int]:
         """Return the local files that the URL has after a push, with their sizes. Lists the URL again."""
-        listed, confirmed, pushed = self._reader.entries(), {}, set(self.report.pushed)
+        listed, pushed = self._reader.entries(), set(self.report.pushed)
+        confirmed, others = dict[str, StoredObject](), dict[str, StoredObject]()
         for name, size in self._outgoing_files.items():
             stored = listed.get(name)
-            if stored is None or stored.size != size:
-                continue
-            is_compared = stored == self._remote.get(name) if name not in pushed else md5_of(stored) is None
-            if is_compared or self._is_known(name, stored) or self._crc_unless_same(name, stored) is None:
-                confirmed[name] = size
-                if self._known is not None and kind_of(name) not in _TEXT and not name.endswith(PART):
-                    self._known[name] = stored
-        return confirmed
+            if stored is not None and stored.size == size:
+                is_compared = stored == self._remote.get(name) if name not in pushed else md5_of(stored) is None
+                (confirmed if is_compared or self._is_known(name, stored) else others)[name] = stored
+        for name, content in self._reader.whole(others):
+            if self._crc_unless_same(name, content) is None:
+                confirmed[name] = others[name]
+        if self._known is not None:
+            self._known |= {
+                name: stored
+                for name, stored in confirmed.items()
+                if kind_of(name) not in _TEXT and not name.endswith(PART)
+            }
+        return {name: stored.size for name, stored in confirmed.items()}
 
     def _upload(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
         content: Path | bytes = self._directory / copy.name
@@ -407,16 +399,14 @@ class Transfer:
         upload(self._reader, copy.name, content, copy.new)
         add(copy.size)
 
-    def _download(self, copy: _Copy, crcs: Mapping[str, int], add: OnBytes) -> None:
-        target, crc = self._directory / copy.name, crcs.get(copy.name)
-        restore = partial(self._restore, copy.name, crc)
-        try:
-            download(self._reader, copy.name, self._remote[copy.name], target, crc, restore, add)
-        except (FileNotFoundError, Overwritten):
-            raise self._changed_error(copy.name) from None
-        if self._objects is not None and copy.name not in self._restored:
-            self._objects.look_at(copy.name)
-            self._equal[copy.name] = self._remote[copy.name]
+    def _download(self, names: Iterable[str], crcs: Mapping[str, int], add: OnBytes) -> None:
+        for name, content in self._reader.whole({name: self._remote[name] for name in names}):
+            crc = crcs.get(name)
+            restore = partial(self._restore, name, crc)
+            download(content, f"{self.report.url}/{name}", self._directory / name, crc, restore, add)
+            if self._objects is not None and name not in self._restored:
+                self._objects.look_at(name)
+                self._equal[name] = self._remote[name]
 
     def _restore(self, name: str, crc: int | None, staged: Path) -> bool:
         """Restore a fetched batch by its parity; return False if its checksum is then not the one in the manifest."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, RemoteError, TraceExists
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.remote.objects import StoredObject, persistently
+from gym_trace.storage.remote.objects import persistently
 from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.staging import replaced_file
 
@@ -38,29 +38,28 @@ def upload(reader: RangeReader, name: str, content: Path | bytes, new: bool) -> 
 
 
 def download(
-    reader: RangeReader,
-    name: str,
-    stored: StoredObject,
+    blocks: Iterable[bytes],
+    shown: str,
     target: Path,
     crc: int | None,
     restore: Callable[[Path], bool],
     on_bytes: OnBytes,
 ) -> None:
-    """Fetch an object into a file, which replaces the target once it is complete and checked.
+    """Write the blocks of an object into a file, which replaces the target once it is complete and checked.
 
-    restore: repairs a file with another checksum; returns False if it cannot.
+    shown: URL of the object, for messages. restore: repairs a file with another checksum; returns False if it cannot.
 
-    Raises CorruptTrace for another checksum than crc, RemoteError, Overwritten, FileNotFoundError, OSError.
+    Raises CorruptTrace for another checksum than crc, RemoteError, OSError.
     """
     with replaced_file(target) as staged:
         found = 0
         with open(staged, "xb") as file:
-            for block in reader.whole(name, stored):
+            for block in blocks:
                 file.write(block)
                 found = crc32(block, found)
                 on_bytes(len(block))
         if crc not in (None, found) and not restore(staged):
-            check_crc(found, crc, f"{reader.shown}/{name}")
+            check_crc(found, crc, shown)
     LocalStorage(target.parent).sync()
 
 
@@ -77,7 +76,7 @@ def _is_same(reader: RangeReader, name: str, content: Path | bytes) -> bool:
     if stored is None or stored.size != size:
         return False
     with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as file:
-        return all(file.read(len(block)) == block for block in reader.whole(name, stored))
+        return all(file.read(len(it)) == it for _, blocks in reader.whole({name: stored}) for it in blocks)
 
 
 _HUB_URL = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<below>/.*)?")

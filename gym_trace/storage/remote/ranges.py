@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import takewhile
+from itertools import groupby, takewhile
 from math import inf
+from operator import itemgetter
 from threading import Event, Lock
 
+from gym_trace.errors import RemoteError
 from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import init_in_each_process
-from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, persistently
+from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, persistently
 from gym_trace.storage.remote.stores import store_at
 
 _MOST_REQUESTS = 32  # at the same time
-_WINDOW_ROUND_TRIPS, _REQUESTS_PER_WINDOW = 4, 4  # a window is so large that requests begin while others arrive
-_WINDOW_BYTES, _REQUEST_BYTES, _GAP_BYTES = (8 << 20, 64 << 20), (2 << 20, 8 << 20), (32 << 10, 1 << 20)  # limits
+_WINDOW_ROUND_TRIPS, _REQUEST_ROUND_TRIPS, _GAP_ROUND_TRIPS = 4, 1, 0.1  # sizes, as times in which so much arrives
+_WINDOW_BYTES, _REQUEST_BYTES, _GAP_BYTES = (8 << 20, 64 << 20), (4 << 20, 8 << 20), (32 << 10, 1 << 20)  # limits
+_LATENCY, _THROUGHPUT = 0.03, 1e8  # seconds and bytes per second, until they are measured
 _SLICE_SECONDS = 0.1  # throughput is the maximum of slices of time of this length
 _FORGOTTEN = 0.02  # share of an old measurement that no longer counts after a new one
 
@@ -46,7 +49,7 @@ class RangeReader:
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._in_flight = self._arrived = 0  # bytes; those of the current slice
-        self._latency, self._throughput, self._slice_begin = inf, 0.0, 0.0
+        self._latency = self._throughput = self._slice_begin = 0.0
 
     @property
     def store(self) -> ObjectStore:
@@ -60,23 +63,41 @@ class RangeReader:
 
     @property
     def gap(self) -> int:
-        """Number of bytes between two ranges that arrive sooner than another request, among many, would."""
-        return self._carried(1 / _MOST_REQUESTS, _GAP_BYTES)
+        """Bytes between two ranges that should be fetched with them, because another request would cost more."""
+        return self._arriving(_GAP_ROUND_TRIPS, _GAP_BYTES)
 
     @property
     def most(self) -> int:
-        """Bytes of the largest request; a longer range should be split."""
-        return self._carried(_WINDOW_ROUND_TRIPS / _REQUESTS_PER_WINDOW, _REQUEST_BYTES)
+        """Bytes of the largest request; longer ranges should be split."""
+        return self._arriving(_REQUEST_ROUND_TRIPS, _REQUEST_BYTES)
 
-    def _carried(self, round_trips: float, limits: tuple[int, int]) -> int:
+    def _arriving(self, round_trips: float, limits: tuple[int, int]) -> int:
         """Return the bytes that arrive during a number of round trips, between limits."""
-        size = self._throughput and self._throughput * self._latency * round_trips
+        size = round_trips * (self._latency or _LATENCY) * (self._throughput or _THROUGHPUT)
         return int(min(max(size, limits[0]), limits[1]))
 
-    def whole(self, name: str, stored: StoredObject) -> Iterator[bytes]:
-        """Yield an object from front to back; see read()."""
+    def whole(self, objects: Mapping[str, StoredObject]) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yield the names of objects, each with its blocks from front to back, while the next ones are fetched.
+
+        Raises RemoteError.
+        """
+        for name, parts in groupby(self._parts(objects), itemgetter(0)):
+            yield name, (data for _, data in parts)
+
+    def _parts(self, objects: Mapping[str, StoredObject]) -> Iterator[tuple[str, bytes]]:
         most = self.most
-        return self.read([Wanted(name, stored, at, min(most, stored.size - at)) for at in range(0, stored.size, most)])
+        wanted = [
+            Wanted(name, stored, at, min(most, stored.size - at))
+            for name, stored in objects.items()
+            for at in range(0, max(1, stored.size), most)
+        ]
+        blocks = self.read(wanted)
+        for request in wanted:
+            try:
+                data = next(blocks)
+            except (FileNotFoundError, Overwritten):
+                raise RemoteError(f"{self.shown}/{request.name}: changed while it was read; try again") from None
+            yield request.name, data
 
     def read(self, wanted: Sequence[Wanted]) -> Iterator[bytes]:
         """Yield the bytes of ranges, in order, while the next ones are fetched.
@@ -110,7 +131,7 @@ class RangeReader:
         with self._lock:
             if not self._in_flight:
                 self._arrived, self._slice_begin = 0, time.monotonic()
-            elif not at_once and self._in_flight + length > self._carried(_WINDOW_ROUND_TRIPS, _WINDOW_BYTES):
+            elif not at_once and self._in_flight + length > self._arriving(_WINDOW_ROUND_TRIPS, _WINDOW_BYTES):
                 return False
             self._in_flight += length
             return True
@@ -133,7 +154,7 @@ class RangeReader:
     def _get(self, request: Wanted, stop: Event) -> bytes:
         def attempt() -> bytes:
             begin = time.monotonic()
-            data = self.store.get(request)
+            data = self.store.get(request) if request.length else b""
             if len(data) != request.length:
                 raise ConnectionError("incomplete answer")
             self._measure(begin, len(data))
@@ -144,7 +165,7 @@ class RangeReader:
     def _measure(self, begin: float, length: int) -> None:
         now = time.monotonic()
         with self._lock:
-            self._latency = min((1 + _FORGOTTEN) * self._latency, now - begin)
+            self._latency = min((1 + _FORGOTTEN) * self._latency or inf, now - begin)
             self._arrived += length
             if (seconds := now - self._slice_begin) >= _SLICE_SECONDS:
                 self._throughput = max((1 - _FORGOTTEN) * self._throughput, self._arrived / seconds)

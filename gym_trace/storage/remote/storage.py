@@ -161,15 +161,17 @@ class RemoteStorage(ReadStorage):
             for number in numbers:
                 if (key, number) in self._in_flight:
                     continue
-                if new and number - new[-1].stop <= gap and number - new[-1].start < most:
+                if new and number - new[-1].stop <= gap:
                     new[-1] = range(new[-1].start, number + 1)
                 else:
                     new.append(range(number, number + 1))
             mine = deque[_Run]()
-            for found in new:
-                offset, end = found.start * BLOCK, min(found.stop * BLOCK, stored.size)
-                mine.append(_Run(Wanted(name, stored, offset, end - offset), key, found, Future()))
-                self._in_flight |= {(key, number): mine[-1] for number in found}
+            for joined in new:
+                size = -(-len(joined) // max(1, round(len(joined) / most)))  # of equal parts
+                for part in (joined[at : at + size] for at in range(0, len(joined), size)):
+                    offset, end = part.start * BLOCK, min(part.stop * BLOCK, stored.size)
+                    mine.append(_Run(Wanted(name, stored, offset, end - offset), key, part, Future()))
+                    self._in_flight |= {(key, number): mine[-1] for number in part}
             return mine, [self._in_flight[key, number] for number in numbers]
 
     def _fetch(self, runs: deque[_Run]) -> None:

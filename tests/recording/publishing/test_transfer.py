@@ -291,7 +291,7 @@ def test_a_pull_that_broke_off_leaves_whole_files_only(trace: Path, tmp_path: Pa
     push(trace, url)
     FaultyFileSystem.reset(*[None] * 12, *[ConnectionResetError()] * 200)
     with pytest.raises(RemoteError):
-        pull(url, tmp_path / "copy", workers=1)
+        pull(url, tmp_path / "copy")
     there, whole = files(tmp_path / "copy"), files(trace)
     assert there.items() <= whole.items()
     FaultyFileSystem.reset()
