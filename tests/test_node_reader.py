@@ -156,6 +156,18 @@ def test_node_reader_restores_no_more_than_the_checksums_confirm(reader: Path, t
     assert writer["damage"]
 
 
+def test_node_reader_agrees_on_columns_in_blocks(reader: Path, tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t") as trace:
+        observations = np.random.default_rng(0).normal(size=(5001, 3))
+        trace.begin(observations[0])
+        for step, observation in enumerate(observations[1:]):
+            trace.step(0, observation, 1.0, terminated=step == 4999)
+    (known,) = index_of(open_trace(tmp_path / "t")).readers
+    assert any(column.blocks is not None for column in known.columns_of(0))
+    ((writer,),) = read(reader, tmp_path / "t")
+    assert as_described(writer) == describe_trace(tmp_path / "t")[0]
+
+
 def lanes_trace(directory: Path) -> None:
     """Three episodes in two lanes, their fragments interleaved over two chunks and two batches."""
     box = {"type": "Box", "dtype": "<f4", "shape": [3]}

@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace, warn
 from gym_trace.format import wire
-from gym_trace.format.column_table import COLUMNS, StoredColumns
+from gym_trace.format.column_table import BLOCK_TABLE, COLUMNS, StoredColumns
 from gym_trace.format.columns import (
     Buffer,
     ColumnDescriptor,
@@ -554,7 +554,10 @@ class BatchReader:
         columns: StoredColumns | None = None
         if COLUMNS in tables:
             entries = decode(*self._table(tables, "columns", wire.COLUMN_ENTRY)).view(wire.COLUMN_ENTRY)
-            columns = StoredColumns(entries, metadata.get("forms"), chunks)
+            blocks = np.empty(0, wire.BLOCK)
+            if BLOCK_TABLE in tables:
+                blocks = decode(*self._table(tables, "blocks", wire.BLOCK)).view(wire.BLOCK)
+            columns = StoredColumns(entries, metadata.get("forms"), chunks, blocks)
         return Index(fragments, chunks, _totals_of(metadata.get("totals")), SlabLedger.of_index(metadata), columns)
 
     def _read_schema(self, file: Reader) -> None:

@@ -11,11 +11,12 @@ from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import ColumnDescriptor, Path
+from gym_trace.format.encodings import BLOCKS
 from gym_trace.format.records import columns_of
 
-COLUMNS = ("columns",)
+COLUMNS, BLOCK_TABLE = ("columns",), ("blocks",)
 _MOST_FORMS, _LARGEST = 1 << 16, 1 << 32
-_Form = tuple[Path, str, tuple[int, ...]]
+_Form = tuple[Path, str, tuple[int, ...], int]  # the last item is the number of rows of a block; 0: no blocks
 
 
 class ColumnTable:
@@ -24,12 +25,15 @@ class ColumnTable:
     def __init__(self) -> None:
         self._forms: dict[_Form, int] = {}
         self._entries: list[tuple[int, ...]] = []
+        self._blocks: list[bytes] = []
         self._fits = True  # False if an entry is too large
 
     def add(self, chunk: int, offset: int, columns: Iterable[ColumnDescriptor]) -> None:
         """Add the columns of the next chunk. offset: of the first one in the file."""
         for column in columns:
-            form = self._forms.setdefault((column.path, column.dtype, column.shape), len(self._forms))
+            rows, table = column.blocks or (0, b"")
+            form = self._forms.setdefault((column.path, column.dtype, column.shape, rows), len(self._forms))
+            self._blocks.append(table)
             numbers = (column.rows, column.stored, column.raw, column.crc)
             self._fits = self._fits and form < _MOST_FORMS and max(numbers) < _LARGEST
             self._entries.append((offset, chunk, form, column.encoding, *numbers))
@@ -37,25 +41,30 @@ class ColumnTable:
 
     def metadata(self) -> dict[str, Any]:
         """Return what the metadata of the index has of the columns: nothing if there are too many."""
-        forms = [[list(path), dtype, list(shape)] for path, dtype, shape in self._forms]
+        forms = [[list(path), dtype, list(shape), *[rows][: rows > 0]] for path, dtype, shape, rows in self._forms]
         return {"forms": forms} if self._is_listed else {}
 
     def tables(self) -> dict[Path, Array]:
-        """Return the table of the index, by its path: nothing if there are too many columns."""
-        return {COLUMNS: np.array(self._entries, wire.COLUMN_ENTRY)} if self._is_listed else {}
+        """Return the tables of the index, by their paths: nothing if there are too many columns."""
+        if not self._is_listed:
+            return {}
+        blocks = np.frombuffer(b"".join(self._blocks), wire.BLOCK)
+        columns: dict[Path, Array] = {COLUMNS: np.array(self._entries, wire.COLUMN_ENTRY)}
+        return columns | ({BLOCK_TABLE: blocks} if len(blocks) else {})
 
     @property
     def _is_listed(self) -> bool:
-        return self._fits and len(self._entries) <= wire.MAX_TABLE
+        blocks = sum(map(len, self._blocks)) // wire.BLOCK.itemsize
+        return self._fits and max(len(self._entries), blocks) <= wire.MAX_TABLE
 
 
 class StoredColumns:
     """The columns of the chunks of a batch, as its index lists them."""
 
-    def __init__(self, table: Array, forms: Any, chunks: Array):
+    def __init__(self, table: Array, forms: Any, chunks: Array, blocks: Array):
         """Check what columns_in() relies on. Raises CorruptTrace."""
         numbers = table["chunk"]
-        has_forms = isinstance(forms, list) and all(isinstance(form, list) and len(form) == 3 for form in forms)
+        has_forms = isinstance(forms, list) and all(map(_is_form, forms))
         if len(table) and not (
             has_forms
             and (numbers[:-1] <= numbers[1:]).all()
@@ -63,7 +72,13 @@ class StoredColumns:
             and table["form"].max() < len(forms)
         ):
             raise CorruptTrace("malformed columns in the index")
-        self._table, self._forms, self._chunks = table, forms, chunks
+        self._table, self._forms, self._chunks, self._blocks = table, forms, chunks, blocks
+        rows = [form[3] if len(form) > 3 else _LARGEST for form in forms] if len(table) else []
+        together = np.array(rows, np.int64)[table["form"]]
+        counts = np.where(table["encoding"] & BLOCKS, -(-table["rows"].astype(np.int64) // together), 0)
+        self._block_ends = np.cumsum(counts)
+        if int(counts.sum()) != len(blocks):
+            raise CorruptTrace("malformed blocks in the index")
 
     def columns_in(self, chunk: int) -> list[tuple[ColumnDescriptor, int]]:
         """Return the columns of a chunk with the offsets of their blobs. Raises CorruptTrace."""
@@ -76,8 +91,21 @@ class StoredColumns:
         # The header that the chunk has, as far as it is needed.
         metadata, blobs = body - offset - wire.HEADER_SIZE, offset + length - body
         header = wire.RecordHeader(wire.CHUNK, 0, metadata, blobs, offset, 0, 0)
-        described = [[*self._forms[form], count, encoding, *sizes] for _, _, form, encoding, count, *sizes in rows]
+        described = []
+        for number, (_, _, form, encoding, count, *sizes) in enumerate(rows, begin):
+            path, dtype, shape, *together = self._forms[form]
+            blocks = []
+            if encoding & BLOCKS:
+                first = int(self._block_ends[number - 1]) if number else 0
+                blocks = [[*together, self._blocks[first : int(self._block_ends[number])].tobytes()]]
+            described.append([path, dtype, shape, count, encoding, *sizes, *blocks])
         found = list(columns_of(header, {"columns": described}))
         if [at for _, at in found] != [row[0] for row in rows]:
             raise CorruptTrace("malformed columns in the index")
         return found
+
+
+def _is_form(form: Any) -> bool:
+    """Return True if it is a list of path, dtype, shape, and the number of rows of a block, if any."""
+    is_list = isinstance(form, list) and len(form) in (3, 4)
+    return is_list and all(type(rows) is int and 0 < rows < _LARGEST for rows in form[3:])

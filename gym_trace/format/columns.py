@@ -17,6 +17,7 @@ from gym_trace.data.values import Array, dtype_from, objects
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import kernels, transforms, wire
 from gym_trace.format.encodings import (
+    BLOCKS,
     CHANGES,
     CONSTANT,
     DICTIONARY,
@@ -30,6 +31,7 @@ from gym_trace.format.encodings import (
 )
 
 MSGPACK = "msgpack"
+_TABLES = {f"|V{dtype.itemsize}" for dtype in (wire.FRAGMENT, wire.CHUNK_ENTRY, wire.COLUMN_ENTRY, wire.BLOCK)}
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations", "states")  # roots of the columns with one row per step
 _NUMBER_LIMIT = 1 << 32  # numbers in a descriptor are smaller; a checksum has 32 bits
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back
@@ -45,6 +47,11 @@ _RARE_MATCHES = {"strategy": 1, "min_match": 7, "hash_log": 6, "chain_log": 6, "
 _RARE_SIZE = 0.995  # size ratio from which _RARE_MATCHES replaces level 1; it is then faster, too
 _LEAST_QUICK_SAMPLE = 16 << 10  # bytes; smaller samples do not predict that ratio
 _WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompressed
+_BLOCK_BYTES = 32 << 10  # bytes of rows that are encoded by themselves in a column that readers access at random
+_BLOCKS_AT_ONCE = 256 << 10  # bytes of blocks that are decompressed together
+_LEAST_IN_BLOCKS = 40 << 10  # bytes of a column in blocks
+_BLOCKS_SIZE = 1.01  # size ratio up to which a column is stored in blocks
+_LEAST_BLOCKS_SIZE = 0.5  # compression ratio below which it is not: the stored column is small
 _LEAST_BYTES = 256  # smaller columns stay uncompressed: compressing hands the interpreter lock to the user's loop
 _SAVING = 0.02  # part of the size that each transform must save, because it costs time
 _LEAST_TABLE = 1 << 10  # bytes; a larger table of a dictionary is compressed apart from the codes
@@ -53,6 +60,22 @@ _RETRY_AFTER = 64  # chunks between trials of the encodings
 
 Path = tuple[str | int, ...]
 Buffer = bytes | memoryview
+
+
+class Blocks(NamedTuple):
+    """Blocks of rows that are encoded and compressed by themselves, so that a reader can decode some of them.
+
+    Attributes:
+        rows: number of rows of a block; the last one may have fewer.
+        table: entries of wire.BLOCK, one per block: its end in the stored bytes, and the CRC of all bytes up to there.
+    """
+
+    rows: int
+    table: bytes
+
+    @property
+    def entries(self) -> list[tuple[int, int]]:
+        return wire.unpack_blocks(self.table)
 
 
 class ColumnDescriptor(NamedTuple):
@@ -66,10 +89,12 @@ class ColumnDescriptor(NamedTuple):
     stored: int
     raw: int
     crc: int
+    blocks: Blocks | None = None
 
     def descriptor(self) -> list[Any]:
         """Return the stored form: lists, because MessagePack would store a tuple as an extension type."""
-        return [list(self.path), self.dtype, list(self.shape), *self[3:]]
+        blocks = [] if self.blocks is None else [list(self.blocks)]
+        return [list(self.path), self.dtype, list(self.shape), *self[3:8], *blocks]
 
     @property
     def name(self) -> str:
@@ -114,8 +139,9 @@ def item_size(dtype: str) -> int:
 def parse_column(descriptor: Any) -> ColumnDescriptor:
     """Parse a descriptor read from a file and check every field. Raises CorruptTrace."""
     try:
-        path, dtype, shape, rows, encoding, stored, raw, crc = descriptor
-        column = ColumnDescriptor(tuple(path), dtype, tuple(shape), rows, encoding, stored, raw, crc)
+        path, dtype, shape, rows, encoding, stored, raw, crc, *blocks = descriptor
+        blocks = [Blocks(*some) for some in blocks]
+        column = ColumnDescriptor(tuple(path), dtype, tuple(shape), rows, encoding, stored, raw, crc, *blocks)
         numbers = (*column.shape, rows, encoding, stored, raw, crc)
     except (TypeError, ValueError) as error:
         raise CorruptTrace("malformed column descriptor") from error
@@ -134,13 +160,14 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
     if known is None or (not encoding & ZSTD and stored != raw):
         raise CorruptTrace("malformed column encoding")
     if dtype == MSGPACK:
-        if known is not PLAIN or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
+        is_plain = known is PLAIN and not encoding & BLOCKS
+        if not is_plain or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
             raise CorruptTrace("malformed msgpack column")
         size = rows * wire.VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
         if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
             raise CorruptTrace(f"msgpack column {column.name} declares {raw} bytes; the limit is {wire.MAX_VALUES}")
     else:
-        is_table = dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")
+        is_table = dtype in _TABLES
         if is_table and rows > wire.MAX_TABLE:
             raise CorruptTrace(f"table declares {rows} rows; the limit is {wire.MAX_TABLE}")
         if not is_table and (dtype_from(dtype).kind not in "biufc" or dtype.startswith(">")):
@@ -150,9 +177,25 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
             raise CorruptTrace("malformed column encoding")
         if not known.fits(raw, column.encoded_rows, column.row_size):
             raise CorruptTrace("the size of a column does not match its rows")
+        if encoding & BLOCKS and not (_has_valid_blocks(column) and known.decode_blocks is not None and not is_table):
+            raise CorruptTrace(f"malformed blocks of column {column.name}")
+    if bool(encoding & BLOCKS) != (column.blocks is not None):
+        raise CorruptTrace("malformed column encoding")
     if max(size, raw) > wire.MAX_COLUMN:
         raise CorruptTrace(f"column {column.name} declares {max(size, raw)} bytes; the limit is {wire.MAX_COLUMN}")
     return column
+
+
+def _has_valid_blocks(column: ColumnDescriptor) -> bool:
+    """Return True if the table of blocks fits the column."""
+    blocks = column.blocks
+    if blocks is None or type(blocks.rows) is not int or type(blocks.table) is not bytes:
+        return False
+    is_valid = bool(column.encoding & ZSTD) and not column.encoding & CONSTANT
+    is_valid &= 0 < column.row_size < wire.LARGE_ROW and 0 < blocks.rows < column.rows
+    last = wire.pack_block(column.stored, column.crc)
+    count = -(-column.rows // blocks.rows) if is_valid else 0
+    return is_valid and len(blocks.table) == count * len(last) and blocks.table.endswith(last)
 
 
 # -- decoding ---------------------------------------------------------------------------------------------------------
@@ -208,13 +251,50 @@ def _encoding(column: ColumnDescriptor) -> Encoding:
 
 def _decode_typed(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
     row_size, rows = column.row_size, column.rows
-    stored = _inflated(column, blob)
-    flat = _encoding(column).decode(stored, column.encoded_rows, row_size, item_size(column.dtype))
+    if column.blocks is not None:
+        flat = np.empty((rows, row_size), np.uint8)
+        _decode_blocks(column, blob, flat)
+    else:
+        flat = _encoding(column).decode(_inflated(column, blob), column.encoded_rows, row_size, item_size(column.dtype))
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
         flat[:] = row
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
     return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
+
+
+def _decode_blocks(column: ColumnDescriptor, stored: bytes | memoryview, out: Array) -> None:
+    """Decode the rows of consecutive blocks into out, (rows, row size). stored: the bytes of these blocks.
+
+    Some blocks at a time, whose bytes stay in the processor's cache.
+    """
+    assert column.blocks is not None
+    decode, item, together = _encoding(column).decode_blocks, item_size(column.dtype), column.blocks.rows
+    assert decode is not None
+    step = together * max(1, _BLOCKS_AT_ONCE // (together * column.row_size))
+    scratch = np.empty(min(step, len(out)) * column.row_size, np.uint8)
+    try:
+        reader = _decompressor().stream_reader(stored, read_across_frames=True)
+        for begin in range(0, len(out), step):
+            some = out[begin : begin + step]
+            _read_exactly(reader, scratch[: some.size], begin + step >= len(out))
+            decode(scratch[: some.size], some, item, together)
+    except zstandard.ZstdError as error:
+        raise CorruptTrace(f"decompressing a column failed: {error}") from error
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+
+
+def _read_exactly(reader: Any, out: Array, is_last: bool) -> None:
+    """Fill out. is_last: nothing may follow. Raises CorruptTrace."""
+    target, filled = out.data, 0
+    # A truncated frame ends early without an error, so count the bytes.
+    while filled < len(out) and (found := reader.readinto(target[filled:])):
+        filled += found
+    if filled != len(out) or (is_last and reader.read(1)):
+        raise CorruptTrace("wrong size of a compressed column")
 
 
 def _inflated(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
@@ -235,16 +315,10 @@ def inflated_pieces(column: ColumnDescriptor, blob: bytes | memoryview, count: i
     try:
         if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: unknown
             raise CorruptTrace("wrong size of a compressed column")
-        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
+        reader = _decompressor().stream_reader(blob)
         out = np.empty(column.raw // count, np.uint8)
-        target = out.data
         for number in range(count):
-            filled = 0
-            # A truncated frame ends early without an error, so count the bytes.
-            while filled < len(out) and (found := reader.readinto(target[filled:])):
-                filled += found
-            if filled != len(out) or (number == count - 1 and reader.read(1)):
-                raise CorruptTrace("wrong size of a compressed column")
+            _read_exactly(reader, out, number == count - 1)
             yield out
     except zstandard.ZstdError as error:
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
@@ -299,6 +373,7 @@ class Workspace:
             quick, rare = zstandard.ZstdCompressor(_QUICK), zstandard.ZstdCompressor(compression_params=parameters)
             self.for_small_rows += [quick.compress, rare.compress]
         self._for_large_rows: dict[bool, zstandard.ZstdCompressor] = {}
+        self._for_blocks: dict[int, zstandard.ZstdCompressor] = {}
 
     def compress_dictionary(self, encoded: Array, table: int) -> bytes:
         """Compress a dictionary. table: bytes before its codes.
@@ -320,6 +395,25 @@ class Workspace:
             self._for_large_rows[little] = zstandard.ZstdCompressor(compression_params=parameters)
         return self._for_large_rows[little]
 
+    def for_blocks(self, item_size: int) -> zstandard.ZstdCompressor:
+        """Return the compressor of blocks with elements of this size.
+
+        Its window has the size of a plane: the bytes at one position of all elements, which are alike. zstd
+        compresses as many bytes together as fit into the window, so each plane gets codes of its own.
+        """
+        window = (_BLOCK_BYTES // item_size).bit_length() - 1
+        if window not in self._for_blocks:
+            chosen = {**_RARE_MATCHES, "window_log": window}
+            parameters = (
+                zstandard.ZstdCompressionParameters(**chosen)
+                if self.level <= 1
+                else zstandard.ZstdCompressionParameters.from_level(
+                    self.level, source_size=_BLOCK_BYTES, window_log=window
+                )
+            )
+            self._for_blocks[window] = zstandard.ZstdCompressor(compression_params=parameters)
+        return self._for_blocks[window]
+
 
 class _Choice:
     """The best encoding so far for the small or the large rows of a column."""
@@ -329,6 +423,7 @@ class _Choice:
         self.fallback = PLAIN  # for chunks that the encoding declines
         self.compressible = True
         self.compressor = 0  # index into Workspace.for_small_rows
+        self.in_blocks = False
         self.patience = 0  # chunks between trials; 0 before the first one
         self.until_trial = 0
 
@@ -365,6 +460,8 @@ class ColumnEncoder:
             return partial(self._encode, rows, flat[:1], PLAIN, PLAIN, 0)
         encoding, _ = self._choice(rows, flat.shape[1])
         choice = self._choices[False]
+        if choice.in_blocks and flat.size >= _LEAST_IN_BLOCKS:
+            return partial(self._encode_blocks, rows, flat, encoding)
         return partial(self._encode, rows, flat, encoding, choice.fallback, choice.compressor)
 
     def _prepared_large(self, rows: LargeRows) -> Callable[[Workspace], EncodedColumn]:
@@ -415,6 +512,23 @@ class ColumnEncoder:
         blob, bits = _squeezed(planes, planes.T, SHUFFLE.bits, self._workspace.compress)
         rows = planes.shape[1]
         return self._column(f"|V{dtype.itemsize}", (), rows, bits, planes.size, [blob]), blob
+
+    def _encode_blocks(self, rows: Array, flat: Array, encoding: Encoding, workspace: Workspace) -> EncodedColumn:
+        """Encode small rows in blocks."""
+        stored = crc = 0
+        pieces, table = list[bytes](), list[bytes]()
+        for piece in _compressed_blocks(flat, encoding, rows.dtype.itemsize, workspace):
+            crc, stored = kernels.crc32(piece, crc), stored + len(piece)
+            pieces.append(piece)
+            table.append(wire.pack_block(stored, crc))
+        if stored >= flat.size:
+            return self._encode(rows, flat, encoding, encoding, 0, workspace)
+        blocks = Blocks(_block_rows(flat.shape[1]), b"".join(table))
+        bits = encoding.bits | ZSTD | BLOCKS
+        column = ColumnDescriptor(
+            self._path, rows.dtype.str, rows.shape[1:], len(rows), bits, stored, flat.size, crc, blocks
+        )
+        return column, [b"".join(pieces)]
 
     def _encode_values(self, packed: list[bytes], workspace: Workspace) -> EncodedColumn:
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
@@ -476,8 +590,10 @@ class ColumnEncoder:
         choice.compressible = sizes[ranked[0]] < _WORTHWHILE * sample.nbytes
         choice.encoding = ranked[0] if choice.compressible else PLAIN
         choice.fallback = next(c for c in ranked if c is not DICTIONARY) if choice.compressible else PLAIN
-        compressors = self._workspace.for_small_rows
-        if len(compressors) > 1 and not _is_large(row_size) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
+        if _is_large(row_size):
+            return
+        smallest, compressors = sizes[ranked[0]], self._workspace.for_small_rows
+        if len(compressors) > 1 and sample.nbytes >= _LEAST_QUICK_SAMPLE:
             encoded = _encoded(sample, choice.fallback, item_size)
             assert encoded is not None
             # Plane by plane: planes of a whole chunk are larger than a block of zstd, those of a sample are not.
@@ -493,8 +609,13 @@ class ColumnEncoder:
                 choice.compressor = 1
             else:
                 choice.compressor = 2 if rare < _RARE_SIZE * usual else 0
+            smallest = (usual, quick, rare)[choice.compressor]
         if choice.encoding is DICTIONARY:
             choice.compressor = 0  # chunks that get the fallback are not like the sample
+        choice.in_blocks = sample.nbytes >= _LEAST_IN_BLOCKS and choice.encoding.decode_blocks is not None
+        if choice.in_blocks:
+            blocks = sum(map(len, _compressed_blocks(sample, choice.encoding, item_size, self._workspace)))
+            choice.in_blocks = _LEAST_BLOCKS_SIZE * sample.nbytes <= blocks <= _BLOCKS_SIZE * smallest
 
     def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int | None:
         """Return the size of the encoded sample; None if the encoding declines it."""
@@ -542,9 +663,26 @@ def _compressor(workspace: Workspace, encoding: Encoding, number: int, flat: Arr
     return lambda encoded: workspace.compress_dictionary(encoded, transforms.table_end(encoded, flat.shape[1]))
 
 
-def _encoded(flat: Array, encoding: Encoding, item_size: int) -> Array | bytes | None:
-    """Encode all rows of a chunk at once; None if the encoding declines them."""
-    return encoding.encode(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat), item_size)
+def _encoded(flat: Array, encoding: Encoding, item_size: int, together: int = 0) -> Array | bytes | None:
+    """Encode all rows of a chunk at once; None if the encoding declines them.
+
+    together: size of its blocks; 0: it has none.
+    """
+    return encoding.encode(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat), item_size, together)
+
+
+def _block_rows(row_size: int) -> int:
+    return _BLOCK_BYTES // row_size
+
+
+def _compressed_blocks(flat: Array, encoding: Encoding, item_size: int, workspace: Workspace) -> Iterator[bytes]:
+    """Encode all rows in blocks; yield the compressed blocks."""
+    together, compress = _block_rows(flat.shape[1]), workspace.for_blocks(item_size).compress
+    encoded = _encoded(flat, encoding, item_size, together)
+    assert encoded is not None
+    view = _view(encoded)
+    for begin in range(0, flat.size, together * flat.shape[1]):
+        yield compress(view[begin : begin + together * flat.shape[1]])
 
 
 def _view(data: Array | bytes) -> memoryview:
@@ -584,7 +722,7 @@ class _ColumnStream:
             self.rows, flat = 1, flat[1:]
         for i in range(0, len(flat), self._step):
             piece = flat[i : i + self._step]
-            encoded = self._encoding.encode(piece, self._before, self._scratch, self.dtype.itemsize)
+            encoded = self._encoding.encode(piece, self._before, self._scratch, self.dtype.itemsize, 0)
             assert encoded is not None
             self._add(encoded)
             self._before[:] = piece[-1]

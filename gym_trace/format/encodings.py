@@ -15,7 +15,8 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.format import kernels, transforms, wire
 
-ZSTD, CONSTANT = 1, 8  # bits that any encoding may have in addition; only encodings of equal size have CONSTANT
+# Bits that an encoding may have in addition: CONSTANT only those of equal size, BLOCKS only those with decode_blocks.
+ZSTD, CONSTANT, BLOCKS = 1, 8, 64
 _SHUFFLE, _XOR, _CHANGES, _DICTIONARY = 2, 4, 16, 32
 _PIECE_BYTES = 512 << 10  # large rows are encoded and compressed in pieces that fit the processor's cache
 
@@ -30,11 +31,14 @@ class Encoding(NamedTuple):
     Attributes:
         bits: bits of the encoding in a column descriptor.
         applies: applies(row_size, item_size) is True if the encoder should try it.
-        encode: encode(rows, before, scratch, item_size) returns the stored bytes; None if the encoding saves nothing.
+        encode: encode(rows, before, scratch, item_size, together) returns the stored bytes; None if it saves nothing.
             rows: (n, row size) uint8. before: (row size,) uint8, the row before them; zeros for the first rows.
-            scratch: uint8, at least as large as rows; the result may lie in it.
+            scratch: uint8, at least as large as rows; the result may lie in it. together: size of the blocks of rows
+            that are encoded by themselves; 0: all rows are one block.
         decode: decode(data, rows, row_size, item_size) returns (rows, row size) uint8. data: untrusted, uint8, of
             a size that fits() accepts; decode() may modify and return it. Raises CorruptTrace.
+        decode_blocks: decode_blocks(data, out, item_size, together) decodes blocks into out, (rows, row size). None:
+            rows are not encoded in blocks.
         fits: fits(raw, rows, row_size) is True if rows can take `raw` stored bytes.
         decode_rows: decode_rows(data, rows, begin, out) decodes only the rows from begin on into out. None: not
             possible. An encoding with decode_rows stores the first row of a chunk unencoded; encode() then gets that
@@ -44,23 +48,24 @@ class Encoding(NamedTuple):
 
     bits: int
     applies: Callable[[int, int], bool]
-    encode: Callable[[Array, Array, Array, int], Array | bytes | None]
+    encode: Callable[[Array, Array, Array, int, int], Array | bytes | None]
     decode: Callable[[Array, int, int, int], Array]
     fits: Callable[[int, int, int], bool] = _of_equal_size
     decode_rows: Callable[[Array, int, int, Array], None] | None = None
     piece_bytes: int = _PIECE_BYTES
+    decode_blocks: Callable[[Array, Array, int, int], None] | None = None
 
 
 def encoding_of(bits: int) -> Encoding | None:
-    """Return the encoding with these bits, ignoring ZSTD and CONSTANT; None if it is unknown."""
-    return _BY_BITS.get(bits & ~(ZSTD | CONSTANT))
+    """Return the encoding with these bits, ignoring ZSTD, CONSTANT and BLOCKS; None if it is unknown."""
+    return _BY_BITS.get(bits & ~(ZSTD | CONSTANT | BLOCKS))
 
 
 # -- encode and decode -------------------------------------------------------------------------------------------------
 
 
-def _xor(rows: Array, before: Array, scratch: Array, item_size: int) -> Array:
-    return transforms.xor(rows, before, scratch[: len(rows)])
+def _xor(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> Array:
+    return transforms.xor(rows, before, scratch[: len(rows)], together)
 
 
 def _undo_xor(data: Array, rows: int, row_size: int, item_size: int) -> Array:
@@ -69,8 +74,13 @@ def _undo_xor(data: Array, rows: int, row_size: int, item_size: int) -> Array:
     return flat
 
 
-def _shuffle(rows: Array, before: Array, scratch: Array, item_size: int) -> Array:
-    return kernels.shuffle(rows, item_size)
+def _undo_xor_in_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
+    out[:] = data.reshape(out.shape)
+    kernels.undo_xor(out, together)
+
+
+def _shuffle(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> Array:
+    return kernels.shuffle(rows, item_size, together)
 
 
 def _undo_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Array:
@@ -79,8 +89,12 @@ def _undo_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Arra
     return flat
 
 
-def _xor_and_shuffle(rows: Array, before: Array, scratch: Array, item_size: int) -> Array:
-    return kernels.shuffle(_xor(rows, before, scratch, item_size), item_size)
+def _undo_shuffle_in_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
+    kernels.undo_shuffle(data, out, item_size, together=together)
+
+
+def _xor_and_shuffle(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> Array:
+    return kernels.shuffle(_xor(rows, before, scratch, item_size, together), item_size, together)
 
 
 def _undo_xor_and_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Array:
@@ -89,7 +103,15 @@ def _undo_xor_and_shuffle(data: Array, rows: int, row_size: int, item_size: int)
     return flat
 
 
-def _changes(rows: Array, before: Array, scratch: Array, item_size: int) -> bytes:
+def _undo_xor_and_shuffle_in_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
+    kernels.undo_shuffle(data, out, item_size, True, together)
+
+
+def _copy_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
+    out[:] = data.reshape(out.shape)
+
+
+def _changes(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> bytes:
     return transforms.changes(rows, before, scratch[: len(rows)].view(np.bool_))
 
 
@@ -107,7 +129,7 @@ def _changes_fit(raw: int, rows: int, row_size: int) -> bool:
     return rows > 0 and row_size >= wire.LARGE_ROW and row_size <= raw <= 8 * rows * row_size
 
 
-def _dictionary(rows: Array, before: Array, scratch: Array, item_size: int) -> Array | None:
+def _dictionary(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> Array | None:
     out = scratch.reshape(-1)
     size = kernels.dictionary(rows, out, min(transforms.MOST_DISTINCT, len(rows) // 2))
     return out[:size] if size else None
@@ -127,13 +149,24 @@ def _dictionary_fits(raw: int, rows: int, row_size: int) -> bool:
 PLAIN = Encoding(
     bits=0,
     applies=lambda row_size, item_size: True,
-    encode=lambda rows, before, scratch, item_size: rows,
+    encode=lambda rows, before, scratch, item_size, together: rows,
     decode=lambda data, rows, row_size, item_size: data.reshape(rows, row_size),
+    decode_blocks=_copy_blocks,
 )
-XOR = Encoding(_XOR, lambda row_size, item_size: True, _xor, _undo_xor)
-SHUFFLE = Encoding(_SHUFFLE, lambda row_size, item_size: item_size > 1, _shuffle, _undo_shuffle)
+XOR = Encoding(_XOR, lambda row_size, item_size: True, _xor, _undo_xor, decode_blocks=_undo_xor_in_blocks)
+SHUFFLE = Encoding(
+    _SHUFFLE,
+    lambda row_size, item_size: item_size > 1,
+    _shuffle,
+    _undo_shuffle,
+    decode_blocks=_undo_shuffle_in_blocks,
+)
 XOR_AND_SHUFFLE = Encoding(
-    _XOR | _SHUFFLE, lambda row_size, item_size: item_size > 1, _xor_and_shuffle, _undo_xor_and_shuffle
+    _XOR | _SHUFFLE,
+    lambda row_size, item_size: item_size > 1,
+    _xor_and_shuffle,
+    _undo_xor_and_shuffle,
+    decode_blocks=_undo_xor_and_shuffle_in_blocks,
 )
 CHANGES = Encoding(
     bits=_CHANGES,
@@ -153,4 +186,4 @@ DICTIONARY = Encoding(
 )
 ENCODINGS = (CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE, DICTIONARY)  # in the order in which the encoder tries them
 _BY_BITS = {encoding.bits: encoding for encoding in ENCODINGS}
-KNOWN_BITS = functools.reduce(operator.or_, _BY_BITS, ZSTD | CONSTANT)
+KNOWN_BITS = functools.reduce(operator.or_, _BY_BITS, ZSTD | CONSTANT | BLOCKS)

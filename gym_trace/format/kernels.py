@@ -26,7 +26,7 @@ __all__ = [
     "undo_xor",
 ]
 
-ABI = 5  # ABI of the compiled module that matches this version
+ABI = 6  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
@@ -53,19 +53,22 @@ def _select(kernels: Any) -> None:
     global COMPILED, crc32, dictionary, entry_offsets, hash_blocks, shuffle, slices
     global undo_changes, undo_dictionary, undo_shuffle, undo_xor
 
-    def compiled_shuffle(flat: Array, item_size: int) -> Array:
+    def compiled_shuffle(flat: Array, item_size: int, together: int = 0) -> Array:
         planes = np.empty(flat.size, np.uint8)
         if flat.size:
-            kernels.shuffle(flat, planes, flat.shape[1], item_size, flat.shape[1] >= wire.LARGE_ROW)
+            kernels.shuffle(flat, planes, flat.shape[1], item_size, 1 if flat.shape[1] >= wire.LARGE_ROW else together)
         return planes
 
-    def compiled_undo_shuffle(planes: Array, out: Array, item_size: int, with_xor: bool = False) -> None:
+    def compiled_undo_shuffle(
+        planes: Array, out: Array, item_size: int, with_xor: bool = False, together: int = 0
+    ) -> None:
         if out.size:
-            kernels.undo_shuffle(planes, out, out.shape[1], item_size, out.shape[1] >= wire.LARGE_ROW, with_xor)
+            in_rows = out.shape[1] >= wire.LARGE_ROW
+            kernels.undo_shuffle(planes, out, out.shape[1], item_size, in_rows, together, with_xor)
 
-    def compiled_undo_xor(flat: Array) -> None:
+    def compiled_undo_xor(flat: Array, together: int = 0) -> None:
         if flat.size:
-            kernels.undo_xor(flat, flat.shape[1])
+            kernels.undo_xor(flat, flat.shape[1], together)
 
     def compiled_undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -36,52 +37,66 @@ def widest(flat: Array) -> Array:
 # -- XOR with the row before ------------------------------------------------------------------------------------------
 
 
-def xor(flat: Array, before: Array, out: Array) -> Array:
-    """XOR each row with its predecessor into out. before: predecessor of the first row."""
+def xor(flat: Array, before: Array, out: Array, together: int = 0) -> Array:
+    """XOR each row with its predecessor into out. before: predecessor of the first row.
+
+    together: rows of a group that is XORed by itself, with a `before` of zeros. 0: all rows are one group.
+    """
     np.bitwise_xor(widest(flat[:1]), widest(before[None]), out=widest(out[:1]))
     np.bitwise_xor(widest(flat[1:]), widest(flat[:-1]), out=widest(out[1:]))
+    if together:
+        out[::together] = flat[::together]
     return out
 
 
-def undo_xor(flat: Array) -> None:
+def undo_xor(flat: Array, together: int = 0) -> None:
     """Undo xor() in place, for a `before` of zeros."""
-    wide = widest(flat)
-    if wide.shape[1] <= 64:
-        np.bitwise_xor.accumulate(wide, axis=0, out=wide)
-        return
-    for i in range(1, len(wide)):
-        np.bitwise_xor(wide[i], wide[i - 1], out=wide[i])
+    for begin in range(0, len(flat), together or max(1, len(flat))):
+        wide = widest(flat[begin : begin + together] if together else flat)
+        if wide.shape[1] <= 64:
+            np.bitwise_xor.accumulate(wide, axis=0, out=wide)
+            continue
+        for i in range(1, len(wide)):
+            np.bitwise_xor(wide[i], wide[i - 1], out=wide[i])
 
 
 # -- bytes grouped by their position in the element -------------------------------------------------------------------
 
 
-def shuffle(flat: Array, item_size: int) -> Array:
-    """Return a copy with the bytes grouped: over all rows, or within each row if rows are large."""
-    out, groups = np.empty(flat.size, np.uint8), _groups(flat)
-    elements, planes = flat.reshape(groups, -1, item_size), out.reshape(groups, item_size, -1)
-    for part in _parts(elements.shape[1], item_size):
-        planes[:, :, part] = elements[:, part].transpose(0, 2, 1)
+def shuffle(flat: Array, item_size: int, together: int = 0) -> Array:
+    """Return a copy with the bytes grouped: over `together` rows (0: all), or within each row if rows are large."""
+    out = np.empty(flat.size, np.uint8)
+    for elements, planes in _groups(flat, out, item_size, together):
+        for part in _parts(elements.shape[1], item_size):
+            planes[:, :, part] = elements[:, part].transpose(0, 2, 1)
     return out
 
 
-def undo_shuffle(planes: Array, out: Array, item_size: int, with_xor: bool = False) -> None:
+def undo_shuffle(planes: Array, out: Array, item_size: int, with_xor: bool = False, together: int = 0) -> None:
     """Undo shuffle(): write the bytes of planes to out, (rows, row size), in their original order.
 
     with_xor: also undo_xor().
     """
-    if not out.size:
-        return
-    groups = _groups(out)
-    elements, sources = out.reshape(groups, -1, item_size), planes.reshape(groups, item_size, -1)
-    if item_size > _NARROW:
-        for part in _parts(elements.shape[1], item_size):
-            elements[:, part] = sources[:, :, part].transpose(0, 2, 1)
-    else:
-        for j in range(item_size):  # one strided pass per byte is several times faster than one transposing copy
-            elements[:, :, j] = sources[:, j]
+    for elements, sources in _groups(out, planes, item_size, together):
+        if item_size > _NARROW:
+            for part in _parts(elements.shape[1], item_size):
+                elements[:, part] = sources[:, :, part].transpose(0, 2, 1)
+        else:
+            for j in range(item_size):  # one strided pass per byte is several times faster than one transposing copy
+                elements[:, :, j] = sources[:, j]
     if with_xor:
-        undo_xor(out)
+        undo_xor(out, together)
+
+
+def _groups(flat: Array, planes: Array, item_size: int, together: int) -> Iterator[tuple[Array, Array]]:
+    """Yield (groups, elements, item size) of flat and (groups, item size, elements) of planes, by size of the group."""
+    size = flat.shape[1] * (1 if flat.shape[1] >= wire.LARGE_ROW else together or len(flat))
+    whole = flat.size // size * size if size else 0
+    for begin, end, group in ((0, whole, size), (whole, flat.size, flat.size - whole)):
+        if begin < end:
+            elements, some = flat.reshape(-1)[begin:end], planes.reshape(-1)[begin:end]
+            count = (end - begin) // group
+            yield elements.reshape(count, -1, item_size), some.reshape(count, item_size, -1)
 
 
 def _parts(count: int, item_size: int) -> list[slice]:
@@ -89,10 +104,6 @@ def _parts(count: int, item_size: int) -> list[slice]:
     if item_size <= _NARROW:
         return [slice(0, count)]
     return [slice(begin, begin + _WIDE_AT_ONCE) for begin in range(0, count, _WIDE_AT_ONCE)]
-
-
-def _groups(flat: Array) -> int:
-    return len(flat) if flat.shape[1] >= wire.LARGE_ROW else 1
 
 
 # -- changed words only -----------------------------------------------------------------------------------------------

@@ -71,6 +71,9 @@ COLUMN_ENTRY = np.dtype(
         *(("rows", "<u4"), ("stored", "<u4"), ("raw", "<u4"), ("crc", "<u4")),
     ]
 )
+BLOCK = np.dtype([("end", "<u4"), ("crc", "<u4")])
+_BLOCK = struct.Struct("<II")
+pack_block = _BLOCK.pack  # takes the fields of BLOCK in order
 
 # Plain integers, because operations on members of FragmentFlag are slow.
 STARTS, HAS_INITIAL, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
@@ -123,6 +126,12 @@ def _sealed(packed: bytes) -> bytes:
 
 def _is_valid(raw: bytes | memoryview) -> bool:
     return len(raw) == HEADER_SIZE and crc32(raw[:60]) == _CRC.unpack_from(raw, 60)[0]
+
+
+def unpack_blocks(table: bytes) -> list[tuple[int, int]]:
+    """Return the rows of a table of BLOCK."""
+    found: list[Any] = list(_BLOCK.iter_unpack(table))
+    return found
 
 
 def joined_crc(first: int, second: int, length: int) -> int:

@@ -16,6 +16,7 @@ from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
+    Blocks,
     ColumnDescriptor,
     ColumnEncoder,
     LargeRows,
@@ -25,7 +26,7 @@ from gym_trace.format.columns import (
     parse_column,
 )
 
-ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES, DICTIONARY = 1, 2, 4, 8, 16, 32
+ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES, DICTIONARY, BLOCKS = 1, 2, 4, 8, 16, 32, 64
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
 
 
@@ -66,6 +67,82 @@ def by_the_document(rows: np.ndarray, encoding: int) -> tuple[ColumnDescriptor, 
     ), blob
 
 
+def in_blocks(rows: np.ndarray, encoding: int, together: int) -> tuple[ColumnDescriptor, bytes]:
+    """Encode a column in blocks, as docs/FORMAT.md specifies."""
+    column, blob, table = by_the_document(rows, ZSTD)[0], b"", b""
+    for begin in range(0, len(rows), together):
+        blob += by_the_document(rows[begin : begin + together], encoding | ZSTD)[1]
+        table += wire.pack_block(len(blob), crc32(blob))
+    bits, blocks = encoding | ZSTD | BLOCKS, Blocks(together, table)
+    return column._replace(encoding=bits, stored=len(blob), crc=crc32(blob), blocks=blocks), blob
+
+
+@given(
+    st.sampled_from(DTYPES),
+    st.sampled_from([0, SHUFFLE, XOR, SHUFFLE | XOR]),
+    st.integers(2, 60),
+    st.integers(1, 59),
+    st.sampled_from([(), (3,), (7, 5)]),
+    st.integers(0, 9),
+)
+def test_blocks_decode_as_the_document_says(
+    dtype: str, encoding: int, count: int, together: int, shape: tuple[int, ...], seed: int
+) -> None:
+    rows = rows_of(dtype, count, shape, seed, smooth=False)
+    column, blob = in_blocks(rows, encoding, min(together, count - 1))
+    assert bits(decode(parse_column(column.descriptor()), blob)) == bits(rows)
+
+
+@pytest.mark.parametrize("level", [-1, 1, 3])
+@given(st.sampled_from(["<f4", "<f8"]), st.integers(1, 3000), st.sampled_from([(), (3,), (17,)]))
+def test_noise_is_stored_in_blocks_and_round_trips(level: int, dtype: str, count: int, shape: tuple[int, ...]) -> None:
+    rows = np.random.default_rng(count).normal(size=(count, *shape)).astype(dtype)
+    encoder = ColumnEncoder(("a",), Workspace(level))
+    for some in (rows, rows[: count // 2]):  # the second chunk may be too small for blocks
+        column, blob = encoder.encode(some)
+        parsed = parse_column(column.descriptor())
+        assert bits(decode(parsed, blob)) == bits(some)
+        if some.nbytes < 40 << 10 or some.nbytes > 100 << 10:  # in between, the size decides
+            assert (parsed.blocks is None) == (some.nbytes < 40 << 10)
+
+
+def test_rows_that_compress_well_have_no_blocks() -> None:
+    rows = np.random.default_rng(0).integers(0, 3, (40_000, 4))
+    assert ColumnEncoder(("a",), Workspace(1)).encode(rows)[0].blocks is None
+
+
+def test_malformed_blocks_raise() -> None:
+    column, blob = in_blocks(rows_of("<f4", 100, (10,), 1, smooth=False), SHUFFLE, 30)
+    good, (rows, table) = column.descriptor(), column.blocks or (0, b"")
+    parse_column(good)
+    for blocks in (
+        *([], [[rows]], [None], [[rows, table, 1]], [[rows, table], 1], [[0, table]], [[-1, table]], [["30", table]]),
+        *(
+            [[True, table]],
+            [[rows, table[:-8]]],
+            [[rows, table + table[-8:]]],
+            [[rows, bytes(32)]],
+            [[100, table[-8:]]],
+        ),
+        *([[20, table]], [[rows, table.decode("latin-1")]], [[1 << 40, table]]),
+    ):
+        with pytest.raises(CorruptTrace):
+            parse_column([*good[:8], *blocks])
+    for place, value in (
+        (4, SHUFFLE | BLOCKS),
+        (4, ZSTD),
+        (4, ZSTD | CONSTANT | BLOCKS),
+        (4, DICTIONARY | ZSTD | BLOCKS),
+    ):
+        with pytest.raises(CorruptTrace):
+            parse_column([*good[:place], value, *good[place + 1 :]])
+    with pytest.raises(CorruptTrace):
+        parse_column([["a"], "|V80", [], 100, ZSTD | BLOCKS, len(blob), 8000, crc32(blob), [30, table]])
+    for bad in (blob[:-1], blob + blob[:40], b"", blob[::-1]):
+        with pytest.raises(CorruptTrace):
+            decode(column, bad)
+
+
 @pytest.mark.parametrize("encoding", [*range(16), DICTIONARY, DICTIONARY | ZSTD])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_encoding_decodes_as_the_document_says(dtype: str, encoding: int) -> None:
@@ -78,7 +155,7 @@ def test_every_encoding_decodes_as_the_document_says(dtype: str, encoding: int) 
                 continue
             rows = np.concatenate([rows, rows[::2], rows[:1]])
         column, blob = by_the_document(rows, encoding)
-        decoded = decode(parse_column(list(column)), blob)
+        decoded = decode(parse_column(column.descriptor()), blob)
         assert bits(decoded) == bits(rows)
         assert decoded.flags.writeable
 
@@ -99,7 +176,7 @@ def test_encoded_columns_round_trip(
         column, blob = encoder.encode(rows)
         assert (column.stored, column.crc) == (len(blob), crc32(blob))
         assert column.full_size == rows.nbytes
-        assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+        assert bits(decode(parse_column(column.descriptor()), blob)) == bits(rows)
 
 
 NUMBERS_OF_DISTINCT_ROWS = [1, 2, 3, 4, 5, 16, 17, 256, 257, 300, 301]
@@ -117,7 +194,7 @@ def test_columns_with_few_distinct_rows_round_trip(
     random = np.random.default_rng(seed)
     rows = rows_of(dtype, distinct, shape, seed, smooth=False)[random.integers(0, distinct, 600)]
     column, blob = ColumnEncoder(("a",), Workspace(1)).encode(rows)
-    assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+    assert bits(decode(parse_column(column.descriptor()), blob)) == bits(rows)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +291,7 @@ def test_a_column_round_trips_when_its_kind_of_rows_changes(level: int, kinds: l
         if kind == "values":
             values = [pack(int(i)) for i in random.integers(0, 4, 200)]
             column, blob = encoder.encode(values)
-            assert packed_values(parse_column([list(column.path), *column[1:]]), blob) == values
+            assert packed_values(parse_column(column.descriptor()), blob) == values
             continue
         if kind == "still":
             frames = still_frames(random, 20)
@@ -228,7 +305,7 @@ def test_a_column_round_trips_when_its_kind_of_rows_changes(level: int, kinds: l
                 "few": lambda: random.normal(size=(1, 1024)),
             }[kind]()
             column, blob = encoder.encode(rows)
-        assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+        assert bits(decode(parse_column(column.descriptor()), blob)) == bits(rows)
 
 
 def test_still_frames_do_not_change_the_encoding_of_moving_frames() -> None:
@@ -248,7 +325,7 @@ def test_still_frames_do_not_change_the_encoding_of_moving_frames() -> None:
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))
 def test_msgpack_columns_decode_to_one_value_per_row(values: list[Any]) -> None:
     column, blob = ColumnEncoder(("a",), Workspace(1)).encode([pack(value) for value in values])
-    decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
+    decoded = decode(parse_column(column.descriptor()), blob)
     assert decoded.dtype == object
     assert [bits(value) for value in decoded] == [bits(value) for value in values]
 
@@ -332,14 +409,14 @@ def test_value_lengths_that_do_not_match_the_column_raise(lengths: list[int]) ->
 def test_damaged_dictionaries_raise() -> None:
     rows = np.array([7, 9, 11, 7, 9, 7, 7], np.int32)
     column, blob = by_the_document(rows, DICTIONARY)
-    assert decode(parse_column(list(column)), blob).tolist() == rows.tolist()
+    assert decode(parse_column(column.descriptor()), blob).tolist() == rows.tolist()
     outside = blob[:-1] + b"\xff"  # codes have two bits, and the table three rows
     assert len(outside) == column.raw
     hostile = [outside, b"", blob[:3], blob[:-1], blob + b"\0"]
     hostile += [count.to_bytes(4, "little") + blob[4:] for count in (0, 2, 4, 8, 1 << 16, (1 << 32) - 1)]
     for data in hostile:
         with pytest.raises(CorruptTrace, match=r"dictionary|table|size"):
-            decode(parse_column(list(column._replace(stored=len(data), raw=len(data)))), data)
+            decode(parse_column(column._replace(stored=len(data), raw=len(data)).descriptor()), data)
 
 
 @pytest.mark.parametrize(
@@ -351,4 +428,4 @@ def test_damaged_dictionaries_raise() -> None:
 def test_a_dictionary_that_the_format_rules_out_raises(changes: dict[str, Any]) -> None:
     column, _ = by_the_document(np.arange(7, dtype=np.int32), DICTIONARY)
     with pytest.raises(CorruptTrace):
-        parse_column(list(column._replace(**changes)))
+        parse_column(column._replace(**changes).descriptor())

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import kernels, transforms
+from gym_trace.format import kernels, transforms, wire
 from gym_trace.format.ring import log
 
 compiled = pytest.importorskip("gym_trace.format._kernels", reason="the C modules were not compiled")
@@ -31,20 +31,32 @@ def test_checksums_are_those_of_zlib(data: bytes, value: int, begin: int) -> Non
     rows=st.integers(1, 70),
     item=st.sampled_from([1, 2, 3, 4, 8, 16, 32, 80]),
     width=st.one_of(st.integers(1, 40), st.sampled_from([511, 512, 513, 1024, 4096])),
+    together=st.integers(0, 40),
     seed=SEEDS,
 )
-def test_shuffling_and_xor_are_undone_like_in_python(rows: int, item: int, width: int, seed: int) -> None:
+def test_shuffling_and_xor_are_undone_like_in_python(
+    rows: int, item: int, width: int, together: int, seed: int
+) -> None:
     flat = np.random.default_rng(seed).integers(0, 256, (rows, item * width), np.uint8)
-    planes = transforms.shuffle(flat, item)
-    assert np.array_equal(kernels.shuffle(flat, item), planes)
-    out = np.empty_like(flat)
-    kernels.undo_shuffle(planes, out, item)
-    assert np.array_equal(out, flat)
-    differences = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
-    kernels.undo_shuffle(transforms.shuffle(differences, item), out, item, True)
-    assert np.array_equal(out, flat)
-    kernels.undo_xor(differences)
-    assert np.array_equal(differences, flat)
+    planes = transforms.shuffle(flat, item, together)
+    assert np.array_equal(kernels.shuffle(flat, item, together), planes)
+    for undo in (kernels.undo_shuffle, transforms.undo_shuffle):
+        out = np.empty_like(flat)
+        undo(planes, out, item, together=together)
+        assert np.array_equal(out, flat)
+    before = np.zeros(flat.shape[1], np.uint8)
+    for group in (0, together) if flat.shape[1] < wire.LARGE_ROW else (0,):  # large rows have no groups
+        differences = transforms.xor(flat, before, np.empty_like(flat), group)
+        planes = transforms.shuffle(differences, item, group)
+        for undo in (kernels.undo_shuffle, transforms.undo_shuffle):
+            out = np.empty_like(flat)
+            undo(planes, out, item, True, group)
+            assert np.array_equal(out, flat)
+        again = differences.copy()
+        kernels.undo_xor(differences, group)
+        transforms.undo_xor(again, group)
+        assert np.array_equal(differences, flat)
+        assert np.array_equal(again, flat)
 
 
 def changing(chance: np.random.Generator, rows: int, row_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -179,10 +191,11 @@ def test_damaged_dictionaries_raise_the_same_error_or_give_the_same_rows(
 def test_wrong_sizes_raise() -> None:
     room = np.empty(8, np.uint8)
     for call in (
-        lambda: compiled.undo_shuffle(bytes(7), room, 8, 1, False, False),
-        lambda: compiled.undo_shuffle(bytes(8), room, 8, 3, False, False),
-        lambda: compiled.shuffle(bytes(8), room, 0, 1, False),
-        lambda: compiled.undo_xor(room, 3),
+        lambda: compiled.undo_shuffle(bytes(7), room, 8, 1, False, 0, False),
+        lambda: compiled.undo_shuffle(bytes(8), room, 8, 3, False, 0, False),
+        lambda: compiled.shuffle(bytes(8), room, 0, 1, 0),
+        lambda: compiled.undo_xor(room, 3, 0),
+        lambda: compiled.undo_xor(room, 8, -1),
         lambda: compiled.undo_changes(bytes(8), 1, 1, room, 8),
         lambda: compiled.undo_changes(bytes(8), 1, -1, room, 8),
         lambda: compiled.undo_changes(bytes(8), 1, 0, room, -8),

@@ -51,12 +51,14 @@ class Record:
     def put_table(self, name: str, table: Any) -> None:
         place = self.columns[(name,)]
         column, self.blobs[place] = ColumnEncoder((name,), Workspace(1)).encode(np.ascontiguousarray(table))
-        self.metadata["columns"][place] = list(column)
+        self.metadata["columns"][place] = column.descriptor()
 
     def drop_column_table(self) -> None:
-        """Remove the table of columns from an index, as that of a trace before format 1.3."""
-        if (place := self.columns.get(("columns",))) is not None:
-            del self.metadata["columns"][place], self.blobs[place], self.metadata["forms"]
+        """Remove the tables of columns from an index, as that of a trace before format 1.3."""
+        for path in (("columns",), ("blocks",)):
+            if (place := self.columns.get(path)) is not None:
+                del self.metadata["columns"][place], self.blobs[place]
+        self.metadata.pop("forms", None)
 
     def change_fragments(self, change: Callable[[Any], Any]) -> None:
         self.fragments = change(self.table("fragments", wire.FRAGMENT))

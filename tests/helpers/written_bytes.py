@@ -79,11 +79,15 @@ def record_lines(kind: int, number: int, metadata: dict[str, Any], body: bytes) 
         return
     yield f"record {number}: {' '.join(metadata)}"
     begin = 0
-    for path, dtype, shape, rows, encoding, stored, raw, _ in metadata["columns"]:
+    for path, dtype, shape, rows, encoding, stored, raw, *_ in metadata["columns"]:
         blob = body[begin : begin + stored]
-        data = zstandard.ZstdDecompressor().decompressobj().decompress(blob) if encoding & 1 else blob
+        data = (
+            zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(blob)
+            if encoding & 1
+            else blob
+        )
         assert len(data) == raw
-        varies = path in (["fragments"], ["chunks"], ["columns"])
+        varies = path in (["fragments"], ["chunks"], ["columns"], ["blocks"])
         if varies:
             data = without_what_varies(path, data, encoding, rows)
         begin += aligned(stored)
@@ -96,7 +100,9 @@ def record_lines(kind: int, number: int, metadata: dict[str, Any], body: bytes) 
 
 
 def without_what_varies(path: list[Any], data: bytes, encoding: int, rows: int) -> bytes:
-    """Return fragments without times, chunks without offsets and lengths, columns by chunk, form and rows."""
+    """Return fragments without times, chunks without offsets, columns by chunk, form and rows, and no blocks."""
+    if path == ["blocks"]:
+        return b""
     width = 80 if path == ["fragments"] else 32
     assert not encoding & ~11, "tables are shuffled, constant, or plain"
     table = np.frombuffer(data, np.uint8)

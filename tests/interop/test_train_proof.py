@@ -83,7 +83,7 @@ def change_column(
         rows = decode(parse_column(forged.metadata["columns"][place]), forged.blobs[place]).copy()
         column, forged.blobs[place] = ColumnEncoder(path, Workspace(1)).encode(np.ascontiguousarray(change(rows)))
         by = column.stored - forged.metadata["columns"][place][STORED]
-        forged.metadata["columns"][place] = list(column)
+        forged.metadata["columns"][place] = column.descriptor()
         for total in forgery.index.metadata["totals"]:
             if tuple(total[0]) == path:
                 total[2] += by

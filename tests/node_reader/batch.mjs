@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { reader } from "./reader.mjs";
 
-const { CHANGES, CHUNK, CONSTANT, DICTIONARY, Damaged, FOOTER_MAGIC, HEADER, INDEX, SCHEMA, SYNC_MARK, align, concat, crc32, demand, equal, extentOf, fileHeader,
-  footerOf, headerAt, heal, observationRows, readColumns, readFragment, recordAt, rowsOf, u16, u32, u64, unpackMetadata } = reader;
+const { BLOCKS, CHANGES, CHUNK, CONSTANT, DICTIONARY, Damaged, FOOTER_MAGIC, HEADER, INDEX, SCHEMA, SYNC_MARK, align, concat, crc32, demand, equal,
+  extentOf, fileHeader, footerOf, headerAt, heal, observationRows, readColumns, readFragment, recordAt, rowsOf, u16, u32, u64, unpackMetadata } = reader;
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 export class Batch {
@@ -103,8 +103,17 @@ export class Batch {
   /** An index that has the columns of the chunks has all of them, where they are. */
   checkColumns(index, chunks) {
     if (!index.columns.has("columns")) return;
-    const listed = index.columns.get("columns").rows.map((row) => [u64(row, 0), u32(row, 8), ...index.metadata.forms[u16(row, 12)],
-      u32(row, 16), u16(row, 14), u32(row, 20), u32(row, 24), u32(row, 28)]);
+    const forms = index.metadata.forms, tables = concat(index.columns.get("blocks")?.rows ?? []);
+    let blocks = 0; // bytes of the tables of blocks so far
+    const listed = index.columns.get("columns").rows.map((row) => {
+      const [path, dtype, shape, together] = forms[u16(row, 12)], encoding = u16(row, 14), rows = u32(row, 16);
+      const entry = [u64(row, 0), u32(row, 8), path, dtype, shape, rows, encoding, u32(row, 20), u32(row, 24), u32(row, 28)];
+      if (!(encoding & BLOCKS)) return entry;
+      const begin = blocks;
+      blocks += 8 * Math.ceil(rows / together);
+      return [...entry, [together, tables.subarray(begin, blocks)]];
+    });
+    demand(blocks === tables.length, "blocks of the index");
     const found = chunks.flatMap((chunk, number) => {
       let at = chunk.offset + chunk.length - chunk.bodyLength;
       return chunk.metadata.columns.map((descriptor) => {

@@ -165,7 +165,7 @@ def test_columns_in_parts_round_trip(kind: int, shape: tuple[int, ...], dtype: s
             begin, before = begin + count, rows.after()
         column, blob = encoder.encode(LargeRows(parts))
         encodings.add(column.encoding)
-        decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
+        decoded = decode(parse_column(column.descriptor()), blob)
         assert decoded.dtype == dtype
         assert decoded.tobytes() == np.array(frames).tobytes()
         column, blob = encoder.encode(LargeRows([np.array(frames[:9]), np.array(frames[9:])]))
@@ -226,7 +226,7 @@ def test_every_encoding_of_large_rows_round_trips(
     frames = np.array(frames_of([3, 1, 0, 2, 3, 1], (1100,), "<f4"))
     column, blob = ColumnEncoder(("observations",), Workspace(1)).encode(frames)
     assert column.encoding == encoding.bits | ZSTD * compressed
-    assert decode(parse_column([list(column.path), *column[1:]]), blob).tobytes() == frames.tobytes()
+    assert decode(parse_column(column.descriptor()), blob).tobytes() == frames.tobytes()
 
 
 @given(st.data())

@@ -639,62 +639,74 @@ static const char *dictionary_rows(const uint8_t *data, uint8_t *table, size_t d
 /* -- functions for Python ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    size_t rows, row_size, width, group; /* width: bytes of an element. group: number of elements shuffled together */
+    size_t rows, row_size, width, together; /* width: bytes of an element. together: number of rows encoded together */
 } Layout;
 
-static int layout_of(Layout *layout, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, int in_rows)
+/* together: 0 for all rows. */
+static int layout_of(Layout *layout, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, Py_ssize_t together)
 {
-    if (row_size < 1 || width < 1 || row_size % width || bytes % row_size) {
+    if (row_size < 1 || width < 1 || together < 0 || row_size % width || bytes % row_size) {
         PyErr_SetString(PyExc_ValueError, "row_size and width do not divide the buffer");
         return -1;
     }
     layout->rows = (size_t)(bytes / row_size);
     layout->row_size = (size_t)row_size;
     layout->width = (size_t)width;
-    layout->group = (size_t)((in_rows ? row_size : bytes) / width);
+    layout->together = together ? (size_t)together : layout->rows;
     return 0;
 }
 
-static void undo_shuffle_rows(const uint8_t *planes, uint8_t *out, const Layout *layout, int is_xor)
+/* Returns how many rows are encoded together from this row on. */
+static size_t rows_from(const Layout *layout, size_t row)
+{
+    return layout->rows - row < layout->together ? layout->rows - row : layout->together;
+}
+
+static void undo_shuffle_rows(const uint8_t *planes, uint8_t *out, const Layout *layout, int in_rows, int is_xor)
 {
     size_t elements_per_row = layout->row_size / layout->width, rows_per_pass = PASS_BYTES / layout->row_size;
-    if (rows_per_pass == 0 || layout->group == elements_per_row) {
+    if (rows_per_pass == 0 || in_rows) {
         rows_per_pass = 1;
     }
-    for (size_t row = 0; row < layout->rows; row += rows_per_pass) {
-        size_t end = row + rows_per_pass < layout->rows ? row + rows_per_pass : layout->rows;
-        if (layout->group == elements_per_row) {
-            unshuffle(planes + row * layout->row_size, out + row * layout->row_size, elements_per_row, 0,
-                      elements_per_row, layout->width);
-        } else {
-            unshuffle(planes, out + row * layout->row_size, layout->group, row * elements_per_row,
-                      end * elements_per_row, layout->width);
-        }
-        if (is_xor) {
-            undo_xor_rows(out, row ? row : 1, end, layout->row_size);
+    for (size_t first = 0, rows; first < layout->rows; first += rows) {
+        const uint8_t *group = planes + first * layout->row_size;
+        uint8_t *target = out + first * layout->row_size;
+        rows = rows_from(layout, first);
+        for (size_t row = 0; row < rows; row += rows_per_pass) {
+            size_t end = row + rows_per_pass < rows ? row + rows_per_pass : rows;
+            if (in_rows) {
+                unshuffle(group + row * layout->row_size, target + row * layout->row_size, elements_per_row, 0,
+                          elements_per_row, layout->width);
+            } else {
+                unshuffle(group, target + row * layout->row_size, rows * elements_per_row, row * elements_per_row,
+                          end * elements_per_row, layout->width);
+            }
+            if (is_xor) {
+                undo_xor_rows(target, row ? row : 1, end, layout->row_size);
+            }
         }
     }
 }
 
-/* undo_shuffle(planes, out, row_size, width, in_rows, is_xor) */
+/* undo_shuffle(planes, out, row_size, width, in_rows, together, is_xor) */
 static PyObject *undo_shuffle(PyObject *self, PyObject *args)
 {
     Py_buffer planes, out;
-    Py_ssize_t row_size, width;
+    Py_ssize_t row_size, width, together;
     int in_rows, is_xor;
     Layout layout;
-    if (!PyArg_ParseTuple(args, "y*w*nnpp", &planes, &out, &row_size, &width, &in_rows, &is_xor)) {
+    if (!PyArg_ParseTuple(args, "y*w*nnpnp", &planes, &out, &row_size, &width, &in_rows, &together, &is_xor)) {
         return NULL;
     }
     int fault = planes.len != out.len;
     if (fault) {
         PyErr_SetString(PyExc_ValueError, "buffers differ in size");
     } else {
-        fault = layout_of(&layout, out.len, row_size, width, in_rows);
+        fault = layout_of(&layout, out.len, row_size, width, together);
     }
     if (!fault) {
         Py_BEGIN_ALLOW_THREADS
-        undo_shuffle_rows(planes.buf, out.buf, &layout, is_xor);
+        undo_shuffle_rows(planes.buf, out.buf, &layout, in_rows, is_xor);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&planes);
@@ -705,27 +717,27 @@ static PyObject *undo_shuffle(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* shuffle(elements, planes, row_size, width, in_rows) */
+/* shuffle(elements, planes, row_size, width, together) */
 static PyObject *shuffle_(PyObject *self, PyObject *args)
 {
     Py_buffer elements, planes;
-    Py_ssize_t row_size, width;
-    int in_rows;
+    Py_ssize_t row_size, width, together;
     Layout layout;
-    if (!PyArg_ParseTuple(args, "y*w*nnp", &elements, &planes, &row_size, &width, &in_rows)) {
+    if (!PyArg_ParseTuple(args, "y*w*nnn", &elements, &planes, &row_size, &width, &together)) {
         return NULL;
     }
     int fault = elements.len != planes.len;
     if (fault) {
         PyErr_SetString(PyExc_ValueError, "buffers differ in size");
     } else {
-        fault = layout_of(&layout, elements.len, row_size, width, in_rows);
+        fault = layout_of(&layout, elements.len, row_size, width, together);
     }
     if (!fault) {
         Py_BEGIN_ALLOW_THREADS
-        size_t group_bytes = layout.group * layout.width;
-        for (size_t at = 0; at < (size_t)elements.len; at += group_bytes) {
-            shuffle((uint8_t *)elements.buf + at, (uint8_t *)planes.buf + at, layout.group, layout.width);
+        for (size_t row = 0, rows; row < layout.rows; row += rows) {
+            rows = rows_from(&layout, row);
+            shuffle((uint8_t *)elements.buf + row * layout.row_size, (uint8_t *)planes.buf + row * layout.row_size,
+                    rows * (layout.row_size / layout.width), layout.width);
         }
         Py_END_ALLOW_THREADS
     }
@@ -737,19 +749,24 @@ static PyObject *shuffle_(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* undo_xor(rows, row_size) */
+/* undo_xor(rows, row_size, together) */
 static PyObject *undo_xor(PyObject *self, PyObject *args)
 {
     Py_buffer rows;
-    Py_ssize_t row_size;
+    Py_ssize_t row_size, together;
     Layout layout;
-    if (!PyArg_ParseTuple(args, "w*n", &rows, &row_size)) {
+    if (!PyArg_ParseTuple(args, "w*nn", &rows, &row_size, &together)) {
         return NULL;
     }
-    int fault = layout_of(&layout, rows.len, row_size, 1, 0);
-    if (!fault && layout.rows > 1) {
+    int fault = layout_of(&layout, rows.len, row_size, 1, together);
+    if (!fault) {
         Py_BEGIN_ALLOW_THREADS
-        undo_xor_rows(rows.buf, 1, layout.rows, layout.row_size);
+        for (size_t row = 0, count; row < layout.rows; row += count) {
+            count = rows_from(&layout, row);
+            if (count > 1) {
+                undo_xor_rows((uint8_t *)rows.buf + row * layout.row_size, 1, count, layout.row_size);
+            }
+        }
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&rows);

@@ -7,11 +7,15 @@ import type { Metadata } from "./values.ts";
 
 const LARGE_ROW = 4096;
 const ZSTD = 1, SHUFFLE = 2, XOR = 4;
-export const CONSTANT = 8, CHANGES = 16, DICTIONARY = 32;
+export const CONSTANT = 8, CHANGES = 16, DICTIONARY = 32, BLOCKS = 64;
+const KNOWN = ZSTD | SHUFFLE | XOR | CONSTANT | CHANGES | DICTIONARY | BLOCKS;
 const MOST_RAW = 2 ** 31, MOST_ROWS = 2 ** 24, MOST_PLAIN = 2 ** 28; // bytes, rows, bytes of more than one row
 
 export type Path = (string | number)[];
-export type Descriptor = [path: Path, dtype: string, shape: number[], rows: number, encoding: number, stored: number, raw: number, crc: number];
+export type Descriptor = [
+  path: Path, dtype: string, shape: number[], rows: number, encoding: number, stored: number, raw: number, crc: number,
+  blocks?: [rows: number, table: Bytes],
+];
 
 /** A decoded column. `row(i)` has the bytes of a row. */
 export interface Column {
@@ -119,12 +123,17 @@ function undoDictionary(bytes: Bytes, rowSize: number, rows: number): Bytes {
 }
 
 /** Decode a column; its blob is checked first. Throws Damaged, or an Error if it needs a newer reader. */
-export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, stored, raw, crc]: Descriptor): Column {
+export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, stored, raw, crc, blocks]: Descriptor): Column {
   const name = nameOf(path);
-  if (encoding > 63) throw new Error(`encoding ${encoding} is not known`);
+  if (encoding & ~KNOWN) throw new Error(`encoding ${encoding} is not known`);
   demand(blob.length === stored && crc32(blob) === crc, `column ${name}`);
   const kept = encoding & CONSTANT ? Math.min(1, rows) : rows;
   demand(rows <= MOST_ROWS && raw <= (kept > 1 ? MOST_PLAIN : MOST_RAW), `column ${name} is too large`);
+  if (encoding & BLOCKS) {
+    const bytes = decodeBlocks(blob, elementSize(dtype), product(shape), rows, encoding, raw, blocks);
+    const rowSize = bytes.length / rows;
+    return { path, dtype, shape, count: rows, raw, stored, encoding, bytes, row: (i) => bytes.subarray(i * rowSize, (i + 1) * rowSize) };
+  }
   let bytes = encoding & ZSTD ? inflate(blob, raw) : blob;
   demand(bytes.length === raw, `size of column ${name}`);
   const column = { path, dtype, shape, count: rows, raw, stored, encoding };
@@ -145,6 +154,27 @@ export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, s
   if (encoding & XOR) undoXor(encoding & ZSTD || encoding & SHUFFLE ? bytes : (bytes = bytes.slice()), rowSize);
   const same = (encoding & CONSTANT) !== 0;
   return { ...column, bytes, row: (i) => (same ? bytes : bytes.subarray(i * rowSize, (i + 1) * rowSize)) };
+}
+
+/** Decode blocks of rows, each of which is encoded by itself. */
+function decodeBlocks(
+  blob: Bytes, width: number, elements: number, rows: number, encoding: number, raw: number, blocks?: [number, Bytes],
+): Bytes {
+  const rowSize = width * elements;
+  demand(blocks !== undefined && !(encoding & (CONSTANT | CHANGES | DICTIONARY)) && raw === rows * rowSize, "blocks of a column");
+  const [together, table] = blocks!;
+  demand(together > 0 && table.length === 8 * Math.ceil(rows / together), "a table of blocks");
+  const out = new Uint8Array(raw);
+  for (let block = 0, begin = 0; block * together < rows; block++) {
+    const [first, end] = [block * together, u32(table, 8 * block)];
+    const size = (Math.min(first + together, rows) - first) * rowSize;
+    let bytes = inflate(blob.subarray(begin, end), size);
+    if (encoding & SHUFFLE) bytes = unshuffle(bytes, width);
+    if (encoding & XOR) undoXor(bytes, rowSize);
+    out.set(bytes, first * rowSize);
+    begin = end;
+  }
+  return out;
 }
 
 function valueEnds(bytes: Bytes, rows: number | null): number[] {

@@ -1,4 +1,4 @@
-/* sources 9ea4de437000596d53a8c4333e921798 */
+/* sources cbeb1d66264992b467b4197189e86407 */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
