@@ -1,5 +1,6 @@
 """The C core records steps of lanes with the results and bytes of the pure Python slab, for any input."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -188,6 +189,24 @@ def cartpoles(kind: Any = core.LaneSlab, lanes: int = 2, times: int = 3, size: i
 def answers(lanes: int = 2) -> list[np.ndarray]:
     flags = np.zeros(lanes, bool)
     return [np.ones((lanes, 4), "f4"), np.ones(lanes), flags, flags]
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 70])  # batches of up to 256 KiB, and larger ones
+@pytest.mark.parametrize("row", [4096, 4100, 5003])
+def test_large_rows_are_copied_to_any_address(row: int, lanes: int) -> None:
+    observations = np.random.default_rng(row).integers(0, 256, (lanes + 1, row), np.uint8)[1:]
+    numbers = np.zeros(lanes, np.uint8)
+    for shift, is_by_time in itertools.product((0, 1, 15), (True, False)):
+        memory = np.zeros(2 * lanes * row + 16, np.uint8)[shift : 2 * lanes * row + shift]
+        column = memory.reshape(2, lanes, row) if is_by_time else memory.reshape(lanes, 2, row).swapaxes(0, 1)
+        slab = core.LaneSlab(leaf("observations", "u1", (row,)), leaf("actions", "u1"), 2, False)
+        slab.begin(memoryview(bytearray(800)), 1, 64)
+        slab.expect((np.zeros((2, lanes), np.uint8),), (column, *np.zeros((3, 2, lanes), np.uint8)), 1)
+        slab.enable_fast_path(NEVER)
+        assert slab.record_action(numbers)
+        assert slab.record_result(observations, numbers, numbers, numbers)
+        assert np.array_equal(column[0], observations)
+        assert not column[1].any()
 
 
 @pytest.mark.parametrize("kind", [LaneSlab, core.LaneSlab])

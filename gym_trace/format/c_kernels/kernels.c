@@ -991,6 +991,13 @@ static inline __attribute__((always_inline)) void mix(Four *v, int a, int b, int
     v[b] = ROTATED(v[b] ^ v[c], 63);
 }
 
+static inline uint64_t message_word(const uint8_t *bytes, int number)
+{
+    uint64_t word;
+    memcpy(&word, bytes + 8 * number, 8);
+    return word;
+}
+
 /* Hashes `size` bytes of four messages, by RFC 7693. states: word by word, of all four. done: bytes before these. */
 static inline __attribute__((always_inline)) void hash_bytes(Four *states, const uint8_t *const *bytes, size_t size,
                                                              uint64_t done, int is_last)
@@ -998,19 +1005,17 @@ static inline __attribute__((always_inline)) void hash_bytes(Four *states, const
     for (size_t at = 0; at < size; at += HASHED) {
         size_t some = size - at < HASHED ? size - at : HASHED;
         Four v[16], words[16];
-        uint8_t padded[HASHED];
+        uint8_t padded[4][HASHED];
+        const uint8_t *block[4];
         for (int k = 0; k < 4; k++) {
-            const uint8_t *block = bytes[k] + at;
-            if (some < HASHED) { /* the last block */
-                block = memcpy(memset(padded, 0, HASHED), block, some);
-            }
-            for (int i = 0; i < 16; i++) {
-                uint64_t word;
-                memcpy(&word, block + 8 * i, 8);
-                words[i][k] = word;
+            block[k] = bytes[k] + at;
+            if (some < HASHED) { /* the last one */
+                block[k] = memcpy(memset(padded[k], 0, HASHED), block[k], some);
             }
         }
         for (int i = 0; i < 16; i++) {
+            words[i] = (Four){message_word(block[0], i), message_word(block[1], i), message_word(block[2], i),
+                              message_word(block[3], i)};
             v[i] = START[i & 7] ^ (i < 8 ? states[i] : (Four){0});
         }
         v[8] ^= 0x01010000u ^ DIGEST;
