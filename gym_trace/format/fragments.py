@@ -38,8 +38,15 @@ class Planes:
 
     def column(self, name: str, rows: RowIndex = _ALL) -> Array:
         """Return a field of these rows."""
+        return self.narrow(name, rows).astype(_FIELDS[name][0], copy=False)
+
+    def narrow(self, name: str, rows: RowIndex = _ALL) -> Array:
+        """Return a field of these rows; integers without their upper bytes, if those are 0 everywhere."""
         dtype, offset = _FIELDS[name]
-        return self._decoded(offset, dtype, rows)
+        planes, width = self._planes(offset + dtype.itemsize)[offset:], dtype.itemsize
+        while dtype.kind in "iu" and width > 1 and all(map(_is_zero, planes[width // 2 : width])):
+            width //= 2
+        return self._decoded(offset, dtype if width == dtype.itemsize else np.dtype(f"<u{width}"), rows)
 
     def table(self, rows: RowIndex = _ALL) -> Array:
         """Return these rows, as wire.FRAGMENT."""
@@ -63,6 +70,8 @@ class Planes:
     def _decoded(self, offset: int, dtype: np.dtype[np.void], rows: RowIndex) -> Array:
         end = offset + dtype.itemsize
         chosen = [plane[rows] for plane in self._planes(end)[offset:end]]
+        if len(chosen) == 1:
+            return chosen[0]
         out = np.empty((len(chosen[0]), dtype.itemsize), np.uint8)
         kernels.undo_shuffle(np.concatenate(chosen), out, dtype.itemsize)
         found: Array = out.reshape(-1).view(dtype)
@@ -91,6 +100,10 @@ def _shortened(plane: Array) -> Array:
         if bool((words == words[:1]).all() and (plane[:8] == first).all() and (plane[-8:] == first).all()):
             return np.broadcast_to(first.copy(), plane.shape)
     return plane.copy()
+
+
+def _is_zero(plane: Array) -> bool:
+    return plane.strides == (0,) and not plane[:1].any()
 
 
 class Fragments:
@@ -135,6 +148,12 @@ class Fragments:
     def flags(self) -> Array:
         return np.ascontiguousarray(self["flags"])
 
+    def narrow(self, name: str) -> Array:
+        """Return a field of all rows; integers perhaps in a narrower type that holds them."""
+        if not self._tables:
+            return self[name]
+        return np.concatenate([_narrow(table, name, _ALL) for table in self._tables])
+
     def part(self, begin: int, end: int) -> Fragments:
         """Return consecutive rows, undecoded."""
         if (begin, end) == (0, len(self)):
@@ -157,10 +176,13 @@ class Fragments:
             return _read(self._tables[0], name, rows)
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(len(self))
-            parts = [_read(table, name, slice(low, high)) for table, low, high in self._within(begin, end)]
-            if len(parts) < 2:
-                return parts[0] if parts else np.empty(0, dtype)
-            return wire.join_fragments(parts) if name is None else np.concatenate(parts)
+            within = self._within(begin, end)
+            if len(within) < 2:
+                return _read(within[0][0], name, slice(*within[0][1:])) if within else np.empty(0, dtype)
+            if name is None:
+                return wire.join_fragments([_read(table, name, slice(low, high)) for table, low, high in within])
+            narrow = [_narrow(table, name, slice(low, high)) for table, low, high in within]
+            return np.concatenate(narrow, dtype=dtype)
         rows = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
         found = np.empty(len(rows), dtype)
         if bool((rows[1:] >= rows[:-1]).all()):  # the usual case
@@ -173,6 +195,10 @@ class Fragments:
             if len(own := rows[targets]):
                 found[targets] = _read(table, name, own - begin)
         return found
+
+
+def _narrow(table: Planes | Array, name: str, rows: RowIndex) -> Array:
+    return table.narrow(name, rows) if isinstance(table, Planes) else table[name][rows]
 
 
 def _joined(tables: list[Array]) -> list[Array]:

@@ -98,16 +98,20 @@ class EpisodeRuns:
         first: (rows + 1,) see fragments.
     """
 
-    def __init__(self, stored: Fragments, alive: bool, among: Array | None, fragments: Array, first: Array):
-        """stored, alive, among: see episode_runs()."""
-        self._stored, self._alive, self._among = stored, alive, among
-        self.fragments, self.first = fragments, first
+    def __init__(self, stored: Fragments, alive: bool, among: Array | None, order: Array | None, first: Array):
+        """stored, alive, among: see episode_runs(). order: the fragments; None: all of stored, as they are."""
+        self._stored, self._alive, self._among, self._order = stored, alive, among, order
+        self.first = first
 
     def __len__(self) -> int:
         return len(self.first) - 1
 
     def __getitem__(self, name: str) -> Array:
         return self.column(name)
+
+    @cached_property
+    def fragments(self) -> Array:
+        return np.arange(len(self._stored)) if self._order is None else self._order
 
     @property
     def last(self) -> Array:
@@ -142,13 +146,13 @@ class EpisodeRuns:
 
     def first_of(self, rows: RowIndex) -> Array:
         """The first fragment of these rows."""
-        found: Array = self.fragments[self.first[:-1][rows]]
-        return found
+        found: Array = self.first[:-1][rows]
+        return found if self._order is None else self._order[found]
 
     def last_of(self, rows: RowIndex) -> Array:
         """The last fragment of these rows."""
-        found: Array = self.fragments[self.first[1:][rows] - 1]
-        return found
+        found: Array = self.first[1:][rows] - 1
+        return found if self._order is None else self._order[found]
 
     def opens(self, rows: Array, begin: int) -> Array:
         """Return True for each fragment, from begin on, that is the first one of its row. rows: their rows."""
@@ -282,28 +286,29 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
         alive: True if the writer is recording: episodes without an end are then running, otherwise lost.
         among: ascending indices of the fragments to use; None: all.
     """
-    has_initial = fragments.flags & wire.HAS_INITIAL > 0
-    carries = has_initial | (fragments.steps > 0)
-    is_all = among is None and bool(carries.all())  # usually
-    if is_all:
-        order = np.arange(len(fragments))
-    else:
+    opens = fragments.narrow("flags") & wire.HAS_INITIAL > 0  # a part begins here
+    others = np.flatnonzero(~opens)
+    order: Array | None = None  # the fragments; None: all, as they are
+    if among is not None or not (fragments.column("steps", others) > 0).all():
+        carries = opens | (fragments.steps > 0)
         order = np.flatnonzero(carries) if among is None else among[carries[among]]
-    episode = fragments["episode"] if len(order) == len(fragments) else fragments.column("episode", order)
+    episode = fragments.narrow("episode") if order is None else fragments.column("episode", order)
     is_in_order = bool((episode[1:] >= episode[:-1]).all())
     if not is_in_order:
         by_episode = _stable_order(episode)
-        order, episode = order[by_episode], episode[by_episode]
-    opens = has_initial if is_all and is_in_order else has_initial[order]  # a part begins here
-    others = np.flatnonzero(~opens)
+        order, episode = by_episode if order is None else order[by_episode], episode[by_episode]
+    if order is not None:
+        opens = opens[order]
+        others = np.flatnonzero(~opens)
     before = others[others > 0] - 1
     opens[others] = True
     if len(before):
-        ends = fragments.column("first_step", order[before]).astype(np.int64) + fragments.steps[order[before]]
-        begins = fragments.column("first_step", order[before + 1]).astype(np.int64)
+        one, next_one = (at if order is None else order[at] for at in (before, before + 1))
+        ends = fragments.column("first_step", one).astype(np.int64) + fragments.column("steps", one)
+        begins = fragments.column("first_step", next_one).astype(np.int64)
         opens[before + 1] = (episode[before] != episode[before + 1]) | (begins != ends)
-    first = np.arange(len(order) + 1) if opens.all() else np.append(np.flatnonzero(opens), len(order))
-    if is_in_order:
+    first = np.flatnonzero(np.append(opens, True))
+    if is_in_order or order is None:
         return EpisodeRuns(fragments, alive, among, order, first)
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.
     at = np.full(len(fragments), -1)
