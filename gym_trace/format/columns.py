@@ -570,7 +570,7 @@ class ColumnEncoder:
             sample = next(rows.arrays(tried)) if isinstance(rows, DeltaRows) else transforms.as_bytes(rows[:tried])
             self._try(choice, sample, rows.dtype.itemsize)
             # The first rows of a column may not be typical: try again soon.
-            choice.patience = min(_RETRY_AFTER, 4 * choice.patience + 3)
+            choice.patience = min(_RETRY_AFTER, 8 * choice.patience + 7)
             choice.until_trial = choice.patience
         return choice.encoding, choice.compressible
 
