@@ -215,7 +215,7 @@ def test_a_single_row_does_not_choose_the_encoding() -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: str(encoding.bits))
+@pytest.mark.parametrize("encoding", [one for one in ENCODINGS if one.applies(4400, 4)], ids=lambda one: str(one.bits))
 def test_every_encoding_of_large_rows_round_trips(
     monkeypatch: pytest.MonkeyPatch, encoding: Encoding, compressed: bool
 ) -> None:
