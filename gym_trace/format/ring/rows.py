@@ -45,6 +45,7 @@ from gym_trace.format.wire import ENDS, HAS_INITIAL, STARTS, STOPS
 
 _Value = tuple[int, int, bytes]  # `kind`, `a` and payload of a log entry that holds a value
 _NIL = pack(None)
+_WORDS = {2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}  # by size: NumPy copies a number faster than its bytes
 
 
 class RowDecoder:
@@ -108,7 +109,7 @@ class RowDecoder:
         """Return the number of complete rows. Blocks of marks grow, as the rest of the slab may be log."""
         count, block = 0, 1024
         while count < len(rows):
-            marks = rows[count : count + block, self._done : self._done + 8].copy().view("<u8")[:, 0]
+            marks = rows[count : count + block, self._done : self._done + 8].view("<u8")[:, 0]
             complete = marks == (np.uint64(sequence << 32 | count + 1) + np.arange(len(marks), dtype=np.uint64))
             if not complete.all():
                 return count + int(complete.argmin())
@@ -235,9 +236,8 @@ class _DecodedSlab:
         ended["flags"] |= ends["flags"] | np.uint32(STOPS | ENDS)
         ended["outcome"], ended["duration"] = ends["a"], ends["d"] - openings["d"][: len(ends)]
         ended["clock_drift"] = ends["c"] - ends["d"] - (openings["c"] - openings["d"])[: len(ends)]
-        self.starts = [
-            bytes(entry_at(slab, at).payload) for at in log[int(continues) + first :: 2][: len(starts)].tolist()
-        ]
+        payloads = log[int(continues) + first :: 2][: len(starts)] + ENTRY.size
+        self.starts = kernels.slices(slab, payloads, payloads + starts["length"])
         self._initial_rows, last = starts["row"].tolist(), openings[-1]
         self._start = Start(int(last["a"]), wire.NO_SEED, int(last["c"]), int(last["d"]))
         self.running = len(ends) < len(openings)
@@ -339,10 +339,8 @@ class _DecodedSlab:
         if column.offset is None:
             return self._deltas(number, column, indices)
         logged = self._by_row(number)
-        width = column.row_size
-        raw = rows[:, column.offset : column.offset + width]
-        raw = np.ascontiguousarray(raw if len(indices) == len(rows) else raw[indices])
-        array: Array = raw.reshape(-1).view(column.dtype).reshape(len(indices), *column.shape)
+        raw = _bytes_at(rows, column.offset, column.row_size, indices)
+        array: Array = raw.view(column.dtype).reshape(len(indices), *column.shape)
         if not logged:
             return array
         values = [_value(logged[row]) if row in logged else value for row, value in zip(indices.tolist(), array)]
@@ -380,7 +378,7 @@ class _DecodedSlab:
         """Return the rewards of steps. offset: of the reward in a row."""
         logged = self._by_row(number)
         types = [(row, dtype) for row, dtype in self._reward_types if row <= steps[-1]]
-        raw = rows[steps, offset : offset + 8]
+        raw = _bytes_at(rows, offset, 8, steps).reshape(-1, 8)
         if not logged and len(types) == 1 and types[0][0] <= steps[0]:
             dtype = types[0][1]
             return np.ascontiguousarray(raw[:, : dtype.itemsize]).view(dtype)[:, 0]
@@ -419,6 +417,14 @@ class _DecodedSlab:
             rows = [unpacked[row].get(name, ABSENT) if row in unpacked else ABSENT for row in steps.tolist()]
             path = annotation_path(name)
             columns[path] = typed_or_values(path, [_plain(value) for value in rows], self._complaints)
+
+
+def _bytes_at(rows: Array, offset: int, width: int, indices: Array) -> Array:
+    """Return `width` bytes at an offset of each of these rows, one after the other."""
+    fields = rows[:, offset : offset + width]
+    if (word := _WORDS.get(width)) is not None:
+        fields = fields.view(word)
+    return np.ascontiguousarray(fields if len(indices) == len(rows) else fields[indices]).reshape(-1).view(np.uint8)
 
 
 def _value(entry: _Value) -> Any:
