@@ -18,7 +18,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 
 # From the bottom up: a package imports from those before its own, and from itself without a circle.
 PACKAGES = [
-    {"printable", "errors", "on_first_use"},
+    {"printable", "errors", "on_first_use", "plugins"},
     {"data"},
     {"storage"},
     {"format"},

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 import gymnasium
@@ -19,6 +17,7 @@ from gym_trace.data.tensors import plain_array
 from gym_trace.data.trees import mapped
 from gym_trace.envs.seeding import generator_state, restore_generator
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.plugins import entry_points
 
 _GROUP = "gym_trace.states"
 # Fields of MjData that Gymnasium's environments read; the integration state lacks them, because they belong to the
@@ -81,9 +80,8 @@ def states_of(env: gymnasium.Env[Any, Any]) -> States | None:
     return base if _has_methods(base, "get_state", "set_state") else None
 
 
-@functools.cache  # reads the files of every installed package
 def _of_other_packages() -> list[Callable[[Any], States | None]]:
-    return [entry.load() for entry in entry_points(group=_GROUP)]
+    return [entry.load() for entry in entry_points(_GROUP)]
 
 
 def _has_methods(env: Any, *names: str) -> bool:

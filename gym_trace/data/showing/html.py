@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gym_trace.data.showing.pictures import thumbnail
+from gym_trace.plugins import entry_points
 from gym_trace.printable import printable
 
 Array = npt.NDArray[Any]
@@ -55,7 +55,7 @@ def image(picture: Array) -> str:
 
 def player(shown: Any) -> str:
     """Return the viewer of a trace or an episode as HTML; "" if it would be too large, or no viewer is installed."""
-    for entry in entry_points(group=_VIEWERS):
+    for entry in entry_points(_VIEWERS):
         viewer_html: str = entry.load()(shown)
         return viewer_html
     return ""

@@ -13,13 +13,13 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound
 from gym_trace.exchange.formats.contract import Exporter, Importer
 from gym_trace.format.directory import find_writers
+from gym_trace.plugins import entry_points
 from gym_trace.printable import error_text, printable
 from gym_trace.storage.local import LocalStorage
 
@@ -190,7 +190,7 @@ def _unchecked(missing: Mapping[str, MissingExtra]) -> str:
 
 
 def _third_party(group: str, ours: Mapping[str, FormatEntry]) -> dict[str, FormatEntry]:
-    points = {point.name: point for point in entry_points(group=group) if point.name not in ours}
+    points = {point.name: point for point in entry_points(group) if point.name not in ours}
     packages = {name: "another package" if point.dist is None else point.dist.name for name, point in points.items()}
     return {name: FormatEntry(point.value, "", f"of {printable(packages[name])}") for name, point in points.items()}
 

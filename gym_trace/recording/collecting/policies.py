@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Callable
 from copy import deepcopy
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from gymnasium.spaces import Discrete, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.plugins import entry_points
 from gym_trace.recording.provenance import policy_name
 
 
@@ -157,8 +157,9 @@ def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
     if isinstance(policy, str) and policy != "random" and not policy.startswith(("sb3:", "onnx:")):
         kind, colon, name = policy.partition(":")
-        for entry in entry_points(group=_ENTRY_POINTS, name=kind) if colon else ():
-            maker: PolicyMaker = entry.load()(name)
+        named = [entry for entry in entry_points(_ENTRY_POINTS) if entry.name == kind] if colon else []
+        if named:
+            maker: PolicyMaker = named[0].load()(name)
             return maker
         raise InvalidOption(f"policy={policy!r}: pass random, sb3:PATH, onnx:PATH, run:DIR, or the function or class "
                             "itself")  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -92,5 +93,10 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "processors": os.cpu_count(),
-        "packages": {name: found.version for found in distributions() if (name := found.metadata["Name"])},
+        "packages": _packages(),
     }
+
+
+@functools.cache  # reads a file of every package
+def _packages() -> dict[str, str]:
+    return {name: found.version for found in distributions() if (name := found.metadata["Name"])}

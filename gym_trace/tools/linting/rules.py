@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import ClassVar, Protocol
 
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
+from gym_trace.plugins import entry_points
 from gym_trace.printable import printable
 from gym_trace.tools.linting.ends import EndsRule
 from gym_trace.tools.linting.findings import SEVERITIES, Kind, Sighting
@@ -92,7 +92,7 @@ def all_rules() -> list[type[Rule]]:
         True
     """
     rules, codes = list(_OWN), {DAMAGED.code: "gym-trace"} | {k.code: "gym-trace" for it in _OWN for k in it.kinds}
-    for entry in entry_points(group=_GROUP):
+    for entry in entry_points(_GROUP):
         package = "another package" if entry.dist is None else entry.dist.name
         try:
             rule: type[Rule] = entry.load()
