@@ -232,12 +232,16 @@ def _health(info: Info) -> Iterator[str]:
         yield f"damaged: {show.damage(*damaged_range)}"
     if len(damage) > _MOST_DAMAGE:
         yield f"… {show.count(len(damage) - _MOST_DAMAGE)} more damaged places"
+    in_ring = [one for one in info["writers"] if one["ring_steps"] and one["state"] in ("killed", "failed")]
+    if len(in_ring) > 1:
+        steps = show.count(sum(writer["ring_steps"] for writer in in_ring), "step")
+        yield f"{show.count(len(in_ring), 'writer')} did not close; {steps} are in their rings"
     for writer in info["writers"][:_MOST_WRITERS]:
         if writer["state"] == "failed":
             yield f"writer {writer['writer']} stopped recording: {show.printable(writer['problem'])}"
         if writer["waited"]:
             yield f"writer {writer['writer']}: steps waited {writer['waited']:.0f} s for encoding; level=-1 is faster"
-        if writer["ring_steps"] and writer["state"] in ("killed", "failed"):
+        if in_ring == [writer]:
             steps = show.count(writer["ring_steps"], "step")
             end = "was killed" if writer["state"] == "killed" else "did not close"
             yield f"writer {writer['writer']} {end}; {steps} of it are in its ring"
