@@ -13,6 +13,7 @@ import forked_python
 import gymnasium
 import numpy as np
 import pytest
+import rings
 from damage import flip
 from forked_python import HELPERS
 from gym_trace_cli import info, show
@@ -255,6 +256,12 @@ def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> No
     assert "1 writer died while recording" in output
     assert "gym-trace edit repair" in output
     assert _json("stats", tmp_path)["outcomes"] == {"lost": 1}
+
+
+def test_info_has_one_line_for_the_rings_of_several_writers(tmp_path: Path) -> None:
+    rings.killed(tmp_path, rings.Run().play(3))
+    rings.killed(tmp_path, rings.Run().play(4), name="v")
+    assert "2 writers did not close; 7 steps are in their rings\n" in _output("info", tmp_path)
 
 
 def test_info_names_damage_and_what_to_do(cartpole: Path) -> None:

@@ -175,6 +175,9 @@ class FsspecStore(ObjectStore):
             import fsspec
         except ImportError:
             raise MissingExtra(f"URLs need fsspec; install it with: {_EXTRA}") from None
+        if parts.scheme == "gs" and "STORAGE_EMULATOR_HOST" in os.environ:
+            # Otherwise gcsfs asks Google, not the emulator, for the kind of the bucket, and warns of the answer.
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         try:
             self._fs, root = fsspec.url_to_fs(url)
         except ImportError as error:
