@@ -36,6 +36,7 @@ STEP_COLUMNS = ("actions", "rewards", "infos", "annotations", "states")  # roots
 _NUMBER_LIMIT = 1 << 32  # numbers in a descriptor are smaller; a checksum has 32 bits
 _MAX_WINDOW = 128 << 20  # bytes that zstd may look back
 _SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
+_FEW_BYTES, _FEW_ROWS = 64 << 10, 2048  # sizes of the sample if few rows are distinct; the larger one counts
 _LARGE_SAMPLE = 1 << 20  # same for large rows; larger, so that the first row, which is stored whole, does not dominate
 _LITTLE = 1024  # bytes; large rows with at most this many changed bytes get a higher zstd level
 _HARDER = 3  # zstd levels added for such rows
@@ -578,12 +579,16 @@ class ColumnEncoder:
         """Choose the encoding that makes the sample smallest."""
         sizes: dict[Encoding, int] = {}
         row_size = sample.shape[1]
+        few = sample[: max(_FEW_ROWS, _FEW_BYTES // max(1, row_size))]
         for candidate in ENCODINGS:
             if not candidate.applies(row_size, item_size):
                 continue
-            size = self._size_under(candidate, sample, item_size)
-            if size is not None:
-                sizes[candidate] = size
+            size = self._size_under(candidate, few if candidate is DICTIONARY else sample, item_size)
+            if size is None:
+                continue
+            if candidate is DICTIONARY:
+                sample = few  # enough for the other encodings, too
+            sizes[candidate] = size
             if candidate is CHANGES and self._changes_little:  # clearly the best
                 break
         ranked = sorted(sizes, key=lambda c: sizes[c] * (1 + _SAVING * c.bits.bit_count()))
@@ -593,25 +598,25 @@ class ColumnEncoder:
         if _is_large(row_size):
             return
         smallest, compressors = sizes[ranked[0]], self._workspace.for_small_rows
-        if len(compressors) > 1 and sample.nbytes >= _LEAST_QUICK_SAMPLE:
-            encoded = _encoded(sample, choice.fallback, item_size)
-            assert encoded is not None
+        encoded = _encoded(sample, choice.fallback, item_size)
+        assert encoded is not None
+        planes = _view(encoded)
+        if choice.encoding is DICTIONARY and len(compressors[-1](planes)) <= sizes[DICTIONARY]:
+            choice.encoding = choice.fallback
+        if choice.encoding is DICTIONARY:
+            choice.compressor = 0  # chunks that get the fallback are not like the sample
+        elif len(compressors) > 1 and sample.nbytes >= _LEAST_QUICK_SAMPLE:
             # Plane by plane: planes of a whole chunk are larger than a block of zstd, those of a sample are not.
-            planes = _view(encoded)
             size = len(planes) // (item_size if choice.fallback.bits & SHUFFLE.bits else 1)
             bounds = range(0, len(planes), size)
             usual, quick, rare = (
                 sum([len(compress(planes[i : i + size])) for i in bounds]) for compress in compressors
             )
-            if choice.encoding is DICTIONARY and sizes[DICTIONARY] >= sizes[choice.fallback] * min(1, rare / usual):
-                choice.encoding = choice.fallback
             if quick <= _QUICK_SIZE * min(usual, rare):
                 choice.compressor = 1
             else:
                 choice.compressor = 2 if rare < _RARE_SIZE * usual else 0
             smallest = (usual, quick, rare)[choice.compressor]
-        if choice.encoding is DICTIONARY:
-            choice.compressor = 0  # chunks that get the fallback are not like the sample
         choice.in_blocks = sample.nbytes >= _LEAST_IN_BLOCKS and choice.encoding.decode_blocks is not None
         if choice.in_blocks:
             blocks = sum(map(len, _compressed_blocks(sample, choice.encoding, item_size, self._workspace)))

@@ -184,6 +184,6 @@ DICTIONARY = Encoding(
     decode=_undo_dictionary,
     fits=_dictionary_fits,
 )
-ENCODINGS = (CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE, DICTIONARY)  # in the order in which the encoder tries them
+ENCODINGS = (DICTIONARY, CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE)  # in the order in which the encoder tries them
 _BY_BITS = {encoding.bits: encoding for encoding in ENCODINGS}
 KNOWN_BITS = functools.reduce(operator.or_, _BY_BITS, ZSTD | CONSTANT | BLOCKS)
