@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,13 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import ColumnDescriptor, Path
+from gym_trace.format.columns import ColumnDescriptor, Path, parse_column
 from gym_trace.format.encodings import BLOCKS
 from gym_trace.format.records import columns_of
 
 COLUMNS, BLOCK_TABLE = ("columns",), ("blocks",)
 _MOST_FORMS, _LARGEST = 1 << 16, 1 << 32
+ColumnForm = tuple[Path, str, tuple[int, ...]]  # path, dtype and shape of a row
 _Form = tuple[Path, str, tuple[int, ...], int]  # the last item is the number of rows of a block; 0: no blocks
 
 
@@ -103,6 +104,18 @@ class StoredColumns:
         if [at for _, at in found] != [row[0] for row in rows]:
             raise CorruptTrace("malformed columns in the index")
         return found
+
+    def forms_in(self, chunks: Sequence[int]) -> Iterator[tuple[ColumnForm, int]]:
+        """Yield the forms of the columns with rows in these chunks, and how many of the chunks have each.
+
+        Raises CorruptTrace.
+        """
+        mine = self._table["form"][np.isin(self._table["chunk"], chunks) & (self._table["rows"] > 0)]
+        forms, first, counts = np.unique(mine, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        for form, count in zip(forms[order].tolist(), counts[order].tolist()):
+            # As a column without rows, which is checked like all others.
+            yield parse_column([*self._forms[form][:3], 0, 0, 0, 0, 0])[:3], count
 
 
 def _is_form(form: Any) -> bool:

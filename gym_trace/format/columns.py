@@ -259,7 +259,7 @@ def _decode_typed(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
         flat = _encoding(column).decode(_inflated(column, blob), column.encoded_rows, row_size, item_size(column.dtype))
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
-        flat[:] = row
+        transforms.widest(flat)[:] = transforms.widest(row)
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
     return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
 

@@ -14,6 +14,7 @@ from gym_trace.format import transforms, wire
 
 __all__ = [
     "COMPILED",
+    "copy_runs",
     "crc32",
     "dictionary",
     "entry_offsets",
@@ -26,7 +27,7 @@ __all__ = [
     "undo_xor",
 ]
 
-ABI = 6  # ABI of the compiled module that matches this version
+ABI = 7  # ABI of the compiled module that matches this version
 
 COMPILED = False
 
@@ -48,10 +49,33 @@ def slices(memory: memoryview, begins: Array, ends: Array) -> list[bytes]:
     return [bytes(memory[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
 
 
+def copy_runs(source: Array, out: Array, begins: Array, targets: Array, counts: Array) -> None:
+    """Copy rows begins[i] to begins[i] + counts[i] of source to row targets[i] of out, for each i.
+
+    begins, targets, counts: (n,) int64. Rows of out have the dtype and shape of those of source.
+    """
+    out[ranges(targets, counts)] = source[ranges(begins, counts)]
+
+
+def ranges(begins: Array, counts: Array) -> Array:
+    """Return the numbers begins[i] to begins[i] + counts[i], for each i."""
+    firsts = np.cumsum(counts) - counts
+    found: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
+    return found
+
+
 def _select(kernels: Any) -> None:
     """Use the compiled functions. Arrays are C-contiguous uint8, (rows, row size)."""
-    global COMPILED, crc32, dictionary, entry_offsets, hash_blocks, shuffle, slices
+    global COMPILED, copy_runs, crc32, dictionary, entry_offsets, hash_blocks, shuffle, slices
     global undo_changes, undo_dictionary, undo_shuffle, undo_xor
+
+    in_python = copy_runs
+
+    def compiled_copy_runs(source: Array, out: Array, begins: Array, targets: Array, counts: Array) -> None:
+        if out.size and source.dtype != object:
+            kernels.copy_runs(source, out, begins, targets, counts, out.nbytes // len(out))
+        else:
+            in_python(source, out, begins, targets, counts)
 
     def compiled_shuffle(flat: Array, item_size: int, together: int = 0) -> Array:
         planes = np.empty(flat.size, np.uint8)
@@ -87,7 +111,7 @@ def _select(kernels: Any) -> None:
             raise CorruptTrace(str(error)) from error
 
     entry_offsets, hash_blocks, slices = kernels.entry_offsets, kernels.hash_blocks, kernels.slices
-    COMPILED, crc32, shuffle = True, kernels.crc32, compiled_shuffle
+    COMPILED, copy_runs, crc32, shuffle = True, compiled_copy_runs, kernels.crc32, compiled_shuffle
     undo_changes, undo_shuffle, undo_xor = compiled_undo_changes, compiled_undo_shuffle, compiled_undo_xor
     dictionary, undo_dictionary = compiled_dictionary, compiled_undo_dictionary
 

@@ -13,9 +13,10 @@ import numpy as np
 from gym_trace.data.episode import Episode
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.fragments import RowIndex
-from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, finished, outcome_codes
+from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
 from gym_trace.playback.writer_reader import WriterReader
 
 _PAGE = 256  # rows of the table that are filled together
@@ -43,6 +44,7 @@ class EpisodeIndex:
         self.all_readers, self.bounds, self.chosen, self._writers = readers, bounds, chosen, writers
         self.readers = readers if writers is None else [readers[number] for number in writers.tolist()]
         self._pages = np.zeros(-(-len(self) // _PAGE), np.bool_)  # parts of the table that are filled
+        self._computed: dict[str, Array] = {}  # columns that were used before the table is filled
         self._filling = Lock()
 
     @classmethod
@@ -67,7 +69,10 @@ class EpisodeIndex:
 
     def __getitem__(self, name: str) -> Array:
         if not self._is_filled:
-            return self._column(name)
+            if name not in self._computed:
+                self._computed[name] = self._column(name)
+                self._computed[name].flags.writeable = False
+            return self._computed[name]
         column: Array = outcome_codes(self._table) if name == OUTCOME_CODE else self._table[name]
         return column
 
@@ -97,6 +102,14 @@ class EpisodeIndex:
         indices = self.whole_indices
         rows: Array = indices - self.bounds[self._writers_of(indices)]
         return rows
+
+    @property
+    def finished(self) -> Array:
+        """(episodes,) bool: False for episodes that are being recorded."""
+        if not any(reader.alive for reader in self.readers):
+            return np.ones(len(self), np.bool_)
+        finished: Array = self[OUTCOME_CODE] != Outcome.RUNNING
+        return finished
 
     def starts_of(self, indices: Array) -> list[dict[str, Any]]:
         """Return the reset records of these episodes; {} if the start was dropped. Not copied. Raises CorruptTrace."""
@@ -226,7 +239,7 @@ def finished_view(trace: AnyRecorded) -> AnyRecorded:
     Raises InvalidOption without episodes, if their spaces differ, or if they have only statistics; CorruptTrace
     if files cannot be read.
     """
-    is_finished = finished(index_of(trace))
+    is_finished = index_of(trace).finished
     view = trace if is_finished.all() else trace[is_finished]
     if not len(view):
         raise InvalidOption(f"{trace.directory}: no episodes to export")

@@ -345,12 +345,6 @@ def outcome_codes(table: Columns) -> Array:
     return codes
 
 
-def finished(table: Columns) -> Array:
-    """Return (episodes,) bool: False for episodes that are being recorded."""
-    found: Array = outcome_codes(table) != Outcome.RUNNING
-    return found
-
-
 def _stable_order(values: Array) -> Array:
     """Like np.argsort(values, kind="stable"), but three times as fast if the range of values is small."""
     low, bits = values.min(), len(values).bit_length()
@@ -377,8 +371,11 @@ def _first_among(known: Array, wanted: Array) -> Array:
     return np.where(inside, at[np.where(inside, wanted - low, 0)], -1)
 
 
-def step_offsets(fragments: Array) -> tuple[Array, Array]:
-    """Return the offsets of the observations, and of the steps, of each fragment of a chunk, and their ends."""
-    steps = fragments["steps"].astype(np.int64)
-    rows = steps + (fragments["flags"] & wire.HAS_INITIAL > 0)
-    return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(steps)])
+def step_offsets(steps: Array, flags: Array) -> tuple[Array, Array]:
+    """Return the offsets of the observations, and of the steps, of each fragment of a chunk, and their ends.
+
+    steps, flags: columns of its fragments.
+    """
+    counts = steps.astype(np.int64)
+    rows = counts + (flags & wire.HAS_INITIAL > 0)
+    return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(counts)])

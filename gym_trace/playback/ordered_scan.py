@@ -19,12 +19,15 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
+from gym_trace.format.kernels import copy_runs, ranges
 from gym_trace.playback.assembly import ChunkSlice, assemble, joined_leaf
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_runs import FLAGS, KEPT, LEFT_OUT, OnDamage, StepRuns, damage_at
 from gym_trace.playback.writer_reader import WriterReader
 
 _FEWEST = 4  # fewer episodes are not cut out of a chunk together
+_MOST_CUT = 1 << 17  # steps after which no other chunk is added to a task
+_CUT_SHARE = 64  # the typed values of several chunks of a task take at most 1/64 of the memory
 _MOST_STEPS = 1024  # steps of a window
 _WINDOW_SHARE = 8  # the typed values of a window take at most 1/8 of the memory
 _VALUE_BYTES = 1024  # estimate for a row of values of any type
@@ -115,15 +118,27 @@ class OrderedScan:
     # -- what is read together ----------------------------------------------------------------------------------------
 
     def _tasks(self) -> Iterator[_Task]:
-        chunks, parts = self._chunk_of, self._reader.parts
-        bounds = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(chunks)]
-        for first, last in pairwise(bounds if len(chunks) else []):
-            if chunks[first] < 0 or last - first < _FEWEST:
+        parts = self._reader.parts
+        for first, last in pairwise(self._cuts()):
+            if self._chunk_of[first] < 0 or last - first < _FEWEST:
                 yield from self._windows(range(first, last))
             else:
                 rows = self._rows[first:last]
-                fragments = parts.fragments[_ranges(parts.first[rows], parts.first[rows + 1] - parts.first[rows])]
+                fragments = parts.fragments[ranges(parts.first[rows], parts.first[rows + 1] - parts.first[rows])]
                 yield _Task(first, last, np.unique(self._chunks_of(fragments)).tolist())
+
+    def _cuts(self) -> list[int]:
+        """Return where tasks begin, and the end: with the first episode that ends in another chunk, and after enough
+        steps, as each task costs as much as hundreds of steps."""
+        chunks = self._chunk_of
+        if not len(chunks):
+            return []
+        enough = max(1, min(_MOST_CUT, self._memory // _CUT_SHARE // self._row_bytes()))
+        changes = np.flatnonzero(np.diff(chunks)) + 1
+        share = np.cumsum(self._ends - self._begins)[changes - 1] // enough
+        is_cut = np.diff(share, prepend=0) > 0
+        is_cut |= (chunks[changes] < 0) | (chunks[changes - 1] < 0)
+        return [0, *changes[is_cut].tolist(), len(chunks)]
 
     def _windows(self, numbers: range) -> Iterator[_Task]:
         most = max(1, min(_MOST_STEPS, self._memory // _WINDOW_SHARE // self._row_bytes()))
@@ -162,30 +177,19 @@ class OrderedScan:
             return None
         rows = self._rows[task.first : task.last]
         counts = parts.first[rows + 1] - parts.first[rows]
-        fragments = parts.fragments[_ranges(parts.first[rows], counts)]  # in the order of the episodes
-        found, flags = self._chunks_of(fragments), reader.fragments.flags[fragments]
-        steps = reader.fragments.steps[fragments].astype(np.int64)
-        observations = steps + (flags & wire.HAS_INITIAL > 0)
-        rows_in_chunks: list[list[Array | slice]] = [[], []]  # rows of observations, and of steps, in each chunk
-        for number in chunks:
-            begin = int(reader.chunk_bounds[number])
-            for offsets, of_chunks in zip(reader.offsets(number), rows_in_chunks):
-                of_chunks.append(_rows_at(offsets, fragments[found == number] - begin))
-        order = np.argsort(found, kind="stable")
-        in_order = [_moved(order, counts) for counts in (observations, steps)] if len(chunks) > 1 else []
+        fragments = parts.fragments[ranges(parts.first[rows], counts)]  # in the order of the episodes
+        flags, steps = reader.fragments.flags[fragments], reader.fragments.steps[fragments].astype(np.int64)
+        cut = _Cut(
+            reader, chunks, fragments, self._chunks_of(fragments), (steps + (flags & wire.HAS_INITIAL > 0), steps)
+        )
         columns: dict[Path, Array] = {}
         leaves = [leaf for layout in reader.layouts[:2] for leaf in layout.leaves() if self._takes(leaf.path)]
         paths = [*(leaf.path for leaf in leaves), *(path for chunk in chunks.values() for path in chunk.columns)]
         for path in dict.fromkeys(paths):
-            if any(path not in chunk for chunk in chunks.values()):
+            rows_of = cut.rows_of(path)
+            if rows_of is None:
                 return None
-            is_step = path[0] != "observations"
-            arrays = [chunk.array(path)[mine] for chunk, mine in zip(chunks.values(), rows_in_chunks[is_step])]
-            if len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
-                return None
-            if arrays[0].dtype == object and any(isinstance(value, Misfit) for array in arrays for value in array):
-                return None
-            columns[path] = np.concatenate(arrays)[in_order[is_step]] if in_order else arrays[0]
+            columns[path] = rows_of
         ends = np.cumsum(steps)
         for path, bit in FLAGS.items():
             if path[0] in self._roots:
@@ -202,7 +206,12 @@ class OrderedScan:
         )
 
     def _plain_chunks(self, numbers: Sequence[int]) -> dict[int, Chunk] | None:
-        """Return these chunks; None if a row cannot be used as it is stored, or if chunks are too large or damaged."""
+        """Return these chunks; None if a row cannot be used as it is stored, or if chunks are too large or damaged.
+
+        No chunk is read if no column is wanted: the index has the steps of each episode.
+        """
+        if not self._columns:
+            return {}
         leaves = (leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves())
         untyped = {("infos",), *(leaf.path for leaf in leaves if leaf.dtype is None)}
         size = 0
@@ -368,23 +377,51 @@ def _sort_key(path: Path) -> tuple[int, Path]:
     return SCANNED.index(root), path[1:] if root in OPTIONAL_ROOTS else ()
 
 
-def _ranges(begins: Array, counts: Array) -> Array:
-    """Return the numbers in several ranges, concatenated."""
-    firsts = np.cumsum(counts) - counts
-    found: Array = np.repeat(begins - firsts, counts) + np.arange(int(counts.sum()))
-    return found
+class _Cut:
+    """Cuts whole episodes out of their chunks.
 
+    Args:
+        chunks: by their numbers. fragments: those of the episodes, one after the other.
+        chunk_of: the chunk of each fragment. counts: the number of observations, and of steps, of each.
+    """
 
-def _moved(order: Array, counts: Array) -> Array:
-    """Return the positions of the rows of runs after the runs were reordered."""
-    begins = np.empty(len(order), np.int64)
-    begins[order] = np.cumsum(counts[order]) - counts[order]
-    return _ranges(begins, counts)
+    def __init__(
+        self,
+        reader: WriterReader,
+        chunks: dict[int, Chunk],
+        fragments: Array,
+        chunk_of: Array,
+        counts: tuple[Array, Array],
+    ):
+        self._reader, self._chunks, self._fragments, self._counts = reader, chunks, fragments, counts
+        self._mine: list[Array] = [np.flatnonzero(chunk_of == number) for number in chunks]
+        self._begins: dict[bool, list[Array]] = {}
 
+    def rows_of(self, path: Path) -> Array | None:
+        """Return the rows of a column; None if they cannot be used as they are stored."""
+        if any(path not in chunk for chunk in self._chunks.values()):
+            return None
+        arrays = [chunk.array(path) for chunk in self._chunks.values()]
+        is_step = path[0] != "observations"
+        counts = self._counts[is_step]
+        targets, total = np.cumsum(counts) - counts, int(counts.sum())
+        begins = self._begins_of(is_step)
+        if len(arrays) == 1 and np.array_equal(begins[0], begins[0][:1] + targets):  # consecutive rows
+            rows = arrays[0][int(begins[0][0]) :][:total]
+        elif len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
+            return None
+        else:
+            rows = np.empty((total, *arrays[0].shape[1:]), arrays[0].dtype)
+            for array, mine, of_chunk in zip(arrays, self._mine, begins):
+                copy_runs(array, rows, of_chunk, targets[mine], counts[mine])
+        has_misfits = rows.dtype == object and any(isinstance(value, Misfit) for value in rows)
+        return None if has_misfits else rows
 
-def _rows_at(offsets: Array, mine: Array) -> Array | slice:
-    """Return the positions of the rows of some fragments; a slice if they are contiguous."""
-    begins, counts = offsets[mine], offsets[mine + 1] - offsets[mine]
-    if bool((np.diff(mine) == 1).all()):
-        return slice(int(begins[0]), int(begins[-1] + counts[-1]))
-    return _ranges(begins, counts)
+    def _begins_of(self, is_step: bool) -> list[Array]:
+        """Return where the rows of the fragments begin, for each chunk."""
+        if is_step not in self._begins:
+            self._begins[is_step] = [
+                self._reader.offsets(number)[is_step][self._fragments[mine] - self._reader.chunk_bounds[number]]
+                for number, mine in zip(self._chunks, self._mine)
+            ]
+        return self._begins[is_step]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
-from gym_trace.format.columns import MSGPACK, ColumnDescriptor
+from gym_trace.format.column_table import ColumnForm
+from gym_trace.format.columns import MSGPACK
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of
+from gym_trace.playback.writer_reader import WriterReader
 
 _HEADERS: frozenset[str | Path] = frozenset(("",))  # no column has this name, so only headers of chunks are fetched
 
@@ -42,13 +45,17 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
     found: dict[Path, RowType | None] = {}
     counts: dict[Path, int] = {}
     chunks = 0
-    for column in _columns(trace, skip):
-        if column is None:
-            chunks += 1
-            continue
-        counts[column.path] = counts.get(column.path, 0) + 1
-        row_type = None if column.dtype == MSGPACK else RowType(dtype_from(column.dtype), column.shape)
-        found[column.path] = row_type if counts[column.path] == 1 else _joined(found[column.path], row_type)
+    for reader, numbers in _chunks_of(trace):
+        for form, count in _forms_in(reader, numbers, skip):
+            if form is None:
+                chunks += count
+                continue
+            path, dtype, shape = form
+            if path[0] in ("fragments", "starts", "states"):
+                continue
+            row_type = None if dtype == MSGPACK else RowType(dtype_from(dtype), shape)
+            found[path] = _joined(found[path], row_type) if path in found else row_type
+            counts[path] = counts.get(path, 0) + count
     for path in found:
         if path[0] == "annotations" and counts[path] < chunks:  # some rows have no value
             found[path] = None
@@ -59,24 +66,38 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
     return found
 
 
-def _columns(trace: RecordedEpisodes, skip: bool) -> Iterator[ColumnDescriptor | None]:
-    """Yield the columns with rows in each chunk of these episodes; before them None, if the chunk has steps."""
+def _chunks_of(trace: RecordedEpisodes) -> Iterator[tuple[WriterReader, list[int]]]:
+    """Yield each writer, and the numbers of its chunks that have steps or observations of these episodes."""
     writers, rows_of = index_of(trace)["writer"], index_of(trace).rows
     for number, reader in enumerate(index_of(trace).readers):
         mine = np.zeros(len(reader.parts), np.bool_)
         mine[rows_of[writers == number]] = True
-        for block in reader.ahead(reader.blocks(mine), _HEADERS, lambda block: (block.number,)):
-            try:
-                columns = reader.columns_of(block.number)
-            except CorruptTrace:
-                if skip:
-                    continue
-                raise
-            if block.table["steps"].any():
-                yield None
-            for column in columns:
-                if column.rows and column.path[0] not in ("fragments", "starts", "states"):
-                    yield column
+        yield reader, reader.chunks_with(mine)
+
+
+def _forms_in(reader: WriterReader, numbers: list[int], skip: bool) -> Iterator[tuple[ColumnForm | None, int]]:
+    """Yield the forms of the columns with rows in these chunks, and how many of the chunks have each.
+
+    None: those that have steps.
+    """
+    has_steps = reader.steps_in_chunks > 0
+    unlisted: list[int] = []
+    for batch, group in groupby(numbers, lambda number: reader.chunk_positions[number][0]):
+        if batch.columns is None:
+            unlisted += group
+        else:
+            own = list(group)
+            yield None, int(np.count_nonzero(has_steps[own]))
+            yield from batch.columns.forms_in([reader.chunk_positions[number][1] for number in own])
+    for number in reader.ahead(iter(unlisted), _HEADERS, lambda number: (number,)):
+        try:
+            columns = reader.columns_of(number)
+        except CorruptTrace:
+            if skip:
+                continue
+            raise
+        yield None, int(has_steps[number])
+        yield from ((column[:3], 1) for column in columns if column.rows)
 
 
 def _joined(one: RowType | None, other: RowType | None) -> RowType | None:

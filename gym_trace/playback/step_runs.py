@@ -12,6 +12,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Damage
+from gym_trace.format.kernels import copy_runs
 from gym_trace.playback.writer_reader import WriterReader
 
 OnDamage = Callable[[Damage], None]
@@ -137,6 +138,16 @@ class StepRuns:
         run = int(np.searchsorted(offsets, row, side="right")) - 1
         step = int(self.first_step[run]) + row - int(offsets[run])
         return int(self.episode[run]), step - (path[0] == "observations" and bool(self.has_initial[run]))
+
+
+def beside_steps(runs: StepRuns, rows: Array, is_after: bool) -> Array:
+    """Return the observation after each step, or the one before it, of a column of observations with overlap."""
+    begins = runs.observation_offsets[:-1] + is_after
+    if len(runs) == 1:
+        return rows[int(begins[0]) :][: runs.size]
+    found = np.empty((runs.size, *rows.shape[1:]), rows.dtype)
+    copy_runs(rows, found, begins, runs.step_offsets[:-1], runs.lengths)
+    return found
 
 
 def raise_or_report(reader: WriterReader, on_damage: OnDamage | None) -> None:

@@ -62,7 +62,7 @@ class ChunkRows(NamedTuple):
     @property
     def offsets(self) -> tuple[Array, Array]:
         """Offsets of the observations, and of the steps, of each fragment: (n + 1,) each."""
-        observations, steps = step_offsets(self.table)
+        observations, steps = step_offsets(self.table["steps"], self.table["flags"])
         return observations + self.rows_before[0], steps + self.rows_before[1]
 
 
@@ -452,8 +452,9 @@ class WriterReader:
             stored = self.share.stored
             return self.share.chunks.read(self.share, number, (roots, "checked"), lambda at: stored.chunk(at, roots))
         chunk = self.read_chunk(number, roots)
-        table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
-        observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
+        steps, flags = self._steps_and_flags(number)
+        step_rows = int(steps.sum(dtype=np.int64))
+        observation_rows = step_rows + int(np.count_nonzero(flags & wire.HAS_INITIAL))
         for path, rows in {("rewards",): 0, **chunk.rows}.items():  # a chunk with steps must have rewards
             expected = observation_rows if path[0] == "observations" else step_rows
             if path[0] in _ROOTS and rows != expected:
@@ -481,10 +482,14 @@ class WriterReader:
 
     def offsets(self, number: int) -> tuple[Array, Array]:
         """Return the offsets in a chunk of the observations, and of the steps, of each of its fragments."""
-        table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
-        observations, steps = step_offsets(table)
+        observations, steps = step_offsets(*self._steps_and_flags(number))
         before = self.rows_before(number)
         return observations + before[0], steps + before[1]
+
+    def _steps_and_flags(self, number: int) -> tuple[Array, Array]:
+        """Return these columns of the fragments of a chunk."""
+        mine = slice(*self.chunk_bounds[number : number + 2].tolist())
+        return self.fragments.steps[mine], self.fragments.flags[mine]
 
     def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
         """Fetch several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
@@ -541,14 +546,34 @@ class WriterReader:
 
         wanted: a mask over the rows of parts; None: all.
         """
-        parts = self.parts
-        chosen = np.zeros(len(parts) + 1, np.bool_)  # the last item is for -1, which is never wanted
-        chosen[:-1] = True if wanted is None else wanted
-        rows = np.where(chosen[parts.of_fragment], parts.of_fragment, -1)
-        has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]
-        for number in (first + np.flatnonzero(np.diff(has_rows[first:]))).tolist():
+        rows = self._rows_of_fragments(wanted)
+        for number in self._chunks_with(rows, first):
             begin, end = self.chunk_bounds[number : number + 2].tolist()
             yield ChunkRows(number, begin, rows[begin:end], self.fragments[begin:end], self.rows_before(number))
+
+    def chunks_with(self, wanted: Array) -> list[int]:
+        """Return the numbers of the chunks with wanted episodes. wanted: a mask over the rows of parts."""
+        return self._chunks_with(self._rows_of_fragments(wanted), 0)
+
+    def _chunks_with(self, rows: Array, first: int) -> list[int]:
+        has_rows = np.append(0, np.cumsum(rows >= 0))[self.chunk_bounds]
+        numbers: list[int] = (first + np.flatnonzero(np.diff(has_rows[first:]))).tolist()
+        return numbers
+
+    def _rows_of_fragments(self, wanted: Array | None) -> Array:
+        """Return the row of each fragment in parts; -1 if it is not wanted or has no episode."""
+        of_fragment = self.parts.of_fragment
+        if wanted is None:
+            return of_fragment
+        chosen = np.append(wanted, False)  # the last item is for -1
+        return np.where(chosen[of_fragment], of_fragment, -1)
+
+    @property
+    def steps_in_chunks(self) -> Array:
+        """(chunks,) int64, number of steps in each chunk."""
+        ends = np.concatenate([[0], np.cumsum(self.fragments.steps, dtype=np.int64)])
+        steps: Array = np.diff(ends[self.chunk_bounds])
+        return steps
 
     def without_chunks(self, numbers: Sequence[int]) -> WriterReader:
         """Return a reader without some chunks: parts of an episode before and after them become episodes."""

@@ -188,8 +188,30 @@ def test_damaged_dictionaries_raise_the_same_error_or_give_the_same_rows(
     assert found[0] == found[1]
 
 
+@given(counts=st.lists(st.integers(0, 9), max_size=20), dtype=st.sampled_from(["i1", "(3,)f4", "O"]), seed=SEEDS)
+def test_runs_of_rows_are_copied_like_in_python(counts: list[int], dtype: str, seed: int) -> None:
+    chance, sizes = np.random.default_rng(seed), np.array(counts, np.int64)
+    rows = np.empty(40, dtype)
+    rows[...] = chance.integers(0, 99, rows.shape)
+    begins = chance.integers(0, 30, len(sizes))
+    order = chance.permutation(len(sizes))
+    targets = np.empty(len(sizes), np.int64)
+    targets[order] = np.cumsum(sizes[order]) - sizes[order]
+    out = np.empty((sum(counts), *rows.shape[1:]), rows.dtype)
+    kernels.copy_runs(rows, out, begins, targets, sizes)
+    for begin, target, count in zip(begins.tolist(), targets.tolist(), counts):
+        assert np.array_equal(out[target : target + count], rows[begin : begin + count])
+
+
+def test_runs_outside_the_memory_are_refused() -> None:
+    rows, out = np.arange(4, dtype=np.int64), np.empty(4, np.int64)
+    for begin, target, count in ((0, 0, 5), (1, 0, 4), (0, 1, 4), (-1, 0, 1), (0, -1, 1), (0, 0, -1), (1 << 62, 0, 2)):
+        with pytest.raises(ValueError, match="outside the memory"):
+            compiled.copy_runs(rows, out, *(np.array([n], np.int64) for n in (begin, target, count)), 8)
+
+
 def test_wrong_sizes_raise() -> None:
-    room = np.empty(8, np.uint8)
+    room, one = np.empty(8, np.uint8), np.ones(1, np.int64)
     for call in (
         lambda: compiled.undo_shuffle(bytes(7), room, 8, 1, False, 0, False),
         lambda: compiled.undo_shuffle(bytes(8), room, 8, 3, False, 0, False),
@@ -204,6 +226,8 @@ def test_wrong_sizes_raise() -> None:
         lambda: compiled.dictionary(bytes(8), room, 1, (1 << 16) + 1),
         lambda: compiled.undo_dictionary(bytes(8), room, 3),
         lambda: compiled.undo_dictionary(bytes(3), room, 1),
+        lambda: compiled.copy_runs(room, room, one, one, np.ones(2, np.int64), 8),
+        lambda: compiled.copy_runs(room, room, one, one, one, 0),
         lambda: compiled.hash_blocks(bytearray(64), bytes(129), 128, 0, 0),
         lambda: compiled.hash_blocks(bytearray(65), bytes(128), 128, 0, 0),
         lambda: compiled.hash_blocks(bytearray(64), bytes(127), 128, 0, 1),

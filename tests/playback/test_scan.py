@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from damage import flip, strip_parity
@@ -14,12 +15,13 @@ from gymnasium import spaces
 from runs import place_of, record_lengths, record_nested
 from scripted_env import CountingEnv, row_bits
 
-from gym_trace import TraceRecordingWrapper, import_trace, open_trace
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, import_trace, open_trace
 from gym_trace.data.schema import WriterSchema
 from gym_trace.errors import CorruptTrace
 from gym_trace.exchange.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.format.batch_reader import Damage
 from gym_trace.playback.episode_index import index_of
+from gym_trace.playback.row_types import row_types
 from gym_trace.playback.scan import KEPT, LEFT_OUT, OMITTED, REPEATED, Scan, StepRuns
 from gym_trace.playback.trace import Trace
 
@@ -97,6 +99,16 @@ def test_leaves_can_be_scanned_alone(tmp_path: Path, order: str) -> None:
     assert same(found, {key: {path: rows[path] for path in (*paths, "steps")} for key, rows in whole.items()})
 
 
+def test_types_of_rows_are_the_same_by_the_index_and_by_the_chunks(tmp_path: Path) -> None:
+    record_nested(tmp_path)
+    trace = open_trace(tmp_path)
+    by_index = row_types(trace)
+    for batch in index_of(trace).readers[0].batches:
+        assert batch.columns is not None
+        batch.columns = None
+    assert list(row_types(trace).items()) == list(by_index.items())
+
+
 def test_order_episode_follows_the_indices_that_are_given(tmp_path: Path) -> None:
     record_lengths(tmp_path, [3, 0, 7, 2, 5], flush_after=4)
     content = index_of(open_trace(tmp_path))
@@ -112,6 +124,23 @@ def test_order_episode_follows_the_indices_that_are_given(tmp_path: Path) -> Non
         ([1], 3),
         ([1], 3),
     ]
+
+
+def test_episodes_that_are_cut_out_of_several_chunks_together_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", num_envs=6), tmp_path) as env:
+        env.reset(seed=0)
+        for number in range(120):
+            env.step(np.full(6, number % 2))
+            if number % 20 == 7:
+                env.flush()  # ends a chunk
+    content = index_of(open_trace(tmp_path))
+    together = list(Scan(content, COLUMNS, order="episode"))
+    monkeypatch.setattr("gym_trace.playback.ordered_scan._MOST_CUT", 1)
+    apart = list(Scan(content, COLUMNS, order="episode"))
+    assert len(together) < len(apart)
+    assert same(runs_of(together), runs_of(apart))
 
 
 def damaged(directory: Path) -> Trace:

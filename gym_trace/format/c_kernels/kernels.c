@@ -875,6 +875,49 @@ static PyObject *undo_dictionary(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* -- rows ---------------------------------------------------------------------------------------------------------- */
+
+/* copy_runs(source, out, begins, targets, counts, row_size): copies rows begins[i] to begins[i] + counts[i] of source to
+ * row targets[i] of out, for each i; all three are int64. */
+static PyObject *copy_runs(PyObject *self, PyObject *args)
+{
+    Py_buffer source, out, begins, targets, counts;
+    Py_ssize_t row_size;
+    int is_inside = 1;
+    if (!PyArg_ParseTuple(args, "y*w*y*y*y*n", &source, &out, &begins, &targets, &counts, &row_size)) {
+        return NULL;
+    }
+    const int64_t *begin = begins.buf, *target = targets.buf, *count = counts.buf;
+    Py_ssize_t runs = counts.len / 8;
+    if (begins.len != counts.len || targets.len != counts.len || counts.len % 8 || row_size < 1) {
+        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
+    } else {
+        int64_t rows = source.len / row_size, places = out.len / row_size;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; is_inside && i < runs; i++) {
+            is_inside = count[i] >= 0 && begin[i] >= 0 && target[i] >= 0 && count[i] <= rows && count[i] <= places &&
+                        begin[i] <= rows - count[i] && target[i] <= places - count[i];
+            if (is_inside) {
+                memcpy((uint8_t *)out.buf + target[i] * row_size, (const uint8_t *)source.buf + begin[i] * row_size,
+                       (size_t)(count[i] * row_size));
+            }
+        }
+        Py_END_ALLOW_THREADS
+        if (!is_inside) {
+            PyErr_SetString(PyExc_ValueError, "rows outside the memory");
+        }
+    }
+    PyBuffer_Release(&source);
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&targets);
+    PyBuffer_Release(&counts);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* -- logs of rings ------------------------------------------------------------------------------------------------- */
 
 /* entry_offsets(memory, begin, end, sequence): the offsets of the complete entries of a log, as int64. */
@@ -1115,6 +1158,7 @@ static PyMethodDef functions[] = {
     {"undo_changes", undo_changes, METH_VARARGS, NULL},
     {"dictionary", dictionary, METH_VARARGS, NULL},
     {"undo_dictionary", undo_dictionary, METH_VARARGS, NULL},
+    {"copy_runs", copy_runs, METH_VARARGS, NULL},
     {"entry_offsets", entry_offsets, METH_VARARGS, NULL},
     {"slices", slices, METH_VARARGS, NULL},
     {"hash_blocks", hash_blocks, METH_VARARGS, NULL},

@@ -15,6 +15,7 @@ import pyarrow as pa
 from gym_trace.data.json_values import NUMBERS, json_text, tagged
 from gym_trace.data.layout import Branch, Layout, Path
 from gym_trace.data.values import Array, dtype_from, is_utf8
+from gym_trace.errors import CorruptTrace
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.playback.row_types import row_types
 from gym_trace.playback.scan import EPISODE, Scan
@@ -97,6 +98,10 @@ class ArrowColumn(NamedTuple):
         if self.kind == JSON:
             return pa.array([None if row is None else json_text(tagged(row)) for row in rows], pa.string())
         missing = None
+        if rows.dtype != object and (rows.shape[1:] != self.shape or not np.can_cast(rows.dtype, self.dtype)):
+            raise CorruptTrace(
+                f"column {'/'.join(map(str, self.path))} has other rows than the index of its batch says"
+            )
         if rows.dtype == object:
             missing = np.array([row is None for row in rows], np.bool_)
             given, rows = rows, np.zeros((len(rows), *self.shape), self.dtype)

@@ -22,7 +22,6 @@ from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.playback.episode_columns import episodes_where
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of
-from gym_trace.playback.episode_table import finished
 from gym_trace.playback.scan import EPISODE, Scan
 from gym_trace.playback.tables.columns import JSON, ArrowColumn, columns_of
 from gym_trace.playback.tables.rows import TableColumn, Tables
@@ -48,6 +47,15 @@ class Share(NamedTuple):
     open: Callable[[], RecordedEpisodes]
     first: int = 0
     columns: Mapping[Path, ArrowColumn] | None = None
+
+
+class _View(NamedTuple):
+    """Finished episodes with the same spaces: their trace, columns, and numbers in the table."""
+
+    name: str
+    trace: RecordedEpisodes
+    columns: Mapping[Path, ArrowColumn]
+    numbers: Array
 
 
 def share_of(trace: RecordedEpisodes) -> Share:
@@ -107,8 +115,8 @@ class TraceDataset(ds.Dataset):
         return not self._readers
 
     @cached_property
-    def _readers(self) -> list[_Reader]:
-        """The shares that have finished episodes, all with the same columns."""
+    def _views(self) -> list[_View]:
+        """The finished episodes of the shares; those of a view have the same spaces."""
         found = []
         for share in self._shares:
             trace = share.open()
@@ -117,15 +125,26 @@ class TraceDataset(ds.Dataset):
             for indices in _alike(trace):
                 view = trace if len(indices) == len(trace) else trace[indices]
                 columns = columns_of(view) if share.columns is None else share.columns
-                found.append((share, view, columns, indices + share.first))
+                found.append(_View(share.name, view, columns, indices + share.first))
+        return found
+
+    @cached_property
+    def _readers(self) -> list[_Reader]:
+        """The readers of the views, all with the same columns."""
         readers = [
-            _Reader(self._table, share.name if self._has_names else None, view, columns, numbers)
-            for (share, view, _, numbers), columns in zip(found, _agreed([columns for _, _, columns, _ in found]))
+            _Reader(self._table, view.name if self._has_names else None, view.trace, columns, view.numbers)
+            for view, columns in zip(self._views, _agreed([view.columns for view in self._views]))
         ]
         schema, self.left_out = _joined([reader.schema for reader in readers])
         for reader in readers:
             reader.complete(schema)
         return readers
+
+    def of_same(self, table: str) -> TraceDataset:
+        """Return all rows of a table of the same traces, which are not examined again."""
+        other = TraceDataset(table, self._shares, names=self._has_names)
+        other._views = self._views
+        return other
 
     @property
     def schema(self) -> pa.Schema:
@@ -321,7 +340,7 @@ class _Reader:
 
 def _alike(trace: RecordedEpisodes) -> list[Array]:
     """Return the indices of the finished episodes, one array per pair of spaces. Raises InvalidOption."""
-    ended, writers = np.flatnonzero(finished(index_of(trace))), index_of(trace)["writer"]
+    ended, writers = np.flatnonzero(index_of(trace).finished), index_of(trace)["writer"]
     if any(index_of(trace).readers[number].about.has_only_statistics for number in np.unique(writers[ended]).tolist()):
         raise InvalidOption(f"{trace.directory}: only statistics of episodes; no steps to export")
     groups: dict[bytes, list[int]] = {}

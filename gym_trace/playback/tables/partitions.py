@@ -13,7 +13,6 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes, finished_view, index_of
-from gym_trace.playback.episode_table import finished
 
 try:
     import pyarrow as pa
@@ -82,7 +81,7 @@ def partitions_of(trace: RecordedEpisodes, count: int, handle_of: Callable[[Any]
     """Return the finished episodes of a trace in about equal parts; see Trace.partitions. Raises InvalidOption."""
     if count < 1:
         raise InvalidOption(f"partitions({count!r}): pass 1 or more")
-    is_finished = finished(index_of(trace))
+    is_finished = index_of(trace).finished
     if not is_finished.any():
         return []
     columns = columns_of(finished_view(trace))

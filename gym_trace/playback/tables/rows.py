@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,8 +13,11 @@ import pyarrow as pa
 from gym_trace.data.json_values import json_text, tagged
 from gym_trace.data.layout import Layout, Path, put_together
 from gym_trace.data.values import Array, objects, row_of
+from gym_trace.data.vocabulary import OUTCOMES
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of, writer_agreed_on
+from gym_trace.playback.episode_table import OUTCOME_CODE, Columns, outcome_codes
 from gym_trace.playback.scan import StepRuns
+from gym_trace.playback.step_runs import beside_steps
 from gym_trace.playback.tables.columns import NUMBER, ArrowColumn, list_of, table_column
 
 TIME = pa.timestamp("us")  # UTC. Spark has no nanoseconds; DuckDB needs another package for time zones
@@ -55,8 +58,8 @@ class Tables:
         has_next: bool = False,
     ):
         self._trace, self._columns, self._numbers = trace, columns, numbers
-        self._episodes = trace.episodes if episodes is None else episodes
-        self._taken: tuple[Any, Any] = (None, None)
+        self._episodes: Columns = index_of(trace) if episodes is None else episodes
+        self._known: dict[str, Array] = {}  # columns of the episodes
         self._layouts = writer_agreed_on(trace, "observation_space").layouts
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
@@ -69,8 +72,8 @@ class Tables:
         episode = pa.field("episode", pa.int64(), nullable=False)
         yield TableColumn(episode, (), lambda runs: pa.array(np.repeat(self._number(runs.episode), runs.lengths)))
         yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), lambda runs: pa.array(runs.step))
-        yield from self._space_columns("observation", "observations", _before)
-        yield from self._space_columns("action", "actions", lambda runs: slice(None))
+        yield from self._space_columns("observation", "observations", partial(beside_steps, is_after=False))
+        yield from self._space_columns("action", "actions", lambda runs, rows: rows)
         rewards = self._columns[("rewards",)]
         if rewards.is_stored:
             yield TableColumn(
@@ -79,7 +82,7 @@ class Tables:
         for name, root in (("terminated", "terminations"), ("truncated", "truncations")):
             yield TableColumn(pa.field(name, pa.bool_(), nullable=False), (root,), partial(_flags, root))
         if has_next:
-            yield from self._space_columns("next_observation", "observations", _after)
+            yield from self._space_columns("next_observation", "observations", partial(beside_steps, is_after=True))
         if (infos := self._columns.get(("infos",))) is not None:
             yield TableColumn(infos.field("info"), ("infos",), lambda runs: infos.encoded(_given(runs, infos.path)))
         annotations = sorted(c for path, c in self._columns.items() if path[0] == "annotations" and c.is_stored)
@@ -88,13 +91,15 @@ class Tables:
             field = pa.field("annotations", pa.struct(fields), nullable=False)
             yield TableColumn(field, ("annotations",), partial(_annotations, annotations, fields))
 
-    def _space_columns(self, name: str, root: str, which: Callable[[StepRuns], Any]) -> Iterator[TableColumn]:
+    def _space_columns(self, name: str, root: str, choose: Callable[[StepRuns, Array], Array]) -> Iterator[TableColumn]:
         layout, columns = self._layout(root), self._columns
         made = table_column(name, layout, columns, (root,), None)
         if made is not None:  # arrays without elements are not written
-            yield TableColumn(made[0], (root,), lambda runs: self._rows_of_space(name, root, runs, which(runs)))
+            yield TableColumn(made[0], (root,), lambda runs: self._rows_of_space(name, root, runs, choose))
 
-    def _rows_of_space(self, name: str, root: str, runs: StepRuns, which: Any) -> pa.Array:
+    def _rows_of_space(
+        self, name: str, root: str, runs: StepRuns, choose: Callable[[StepRuns, Array], Array]
+    ) -> pa.Array:
         layout = self._layout(root)
         whole: Path = (root,)
         if (
@@ -102,9 +107,9 @@ class Tables:
         ):  # one JSON column; these rows have the structure of the space
             tree = put_together(layout, [runs.columns[leaf.path] for leaf in layout.leaves()])
             indices = range(int(runs.offsets(whole)[-1]))
-            rows = {whole: objects([row_of(tree, index) for index in indices])[which]}
+            rows = {whole: choose(runs, objects([row_of(tree, index) for index in indices]))}
         else:
-            rows = {path: rows[which] for path, rows in runs.columns.items() if path[0] == root}
+            rows = {path: choose(runs, rows) for path, rows in runs.columns.items() if path[0] == root}
         made = table_column(name, layout, self._columns, whole, rows)
         assert made is not None
         return made[1]
@@ -126,48 +131,47 @@ class Tables:
             field = pa.field(name, kind, nullable=nullable)
             return TableColumn(field, (), lambda indices, runs: pa.array(make(indices), kind))
 
-        def of_writers(name: str, texts: list[str | None], nullable: bool = True) -> TableColumn:
-            return column(
-                name, text, lambda indices: [texts[i] for i in self._table(indices)["writer"].tolist()], nullable
-            )
+        def choice(name: str, number: str, texts: Sequence[str | None], nullable: bool = True) -> TableColumn:
+            chosen, field = pa.array(texts, text), pa.field(name, text, nullable=nullable)
+            return TableColumn(field, (), lambda indices, runs: chosen.take(pa.array(self._values(number, indices))))
 
         yield column("episode", whole, self._number, False)
-        yield column("steps", whole, lambda indices: self._table(indices)["steps"], False)
+        yield column("steps", whole, partial(self._values, "steps"), False)
         yield TableColumn(
             pa.field("return", list_of(pa.float64()) if self._objectives else pa.float64()),
             (),
             lambda indices, _: self._returns(indices),
         )
-        yield column("outcome", text, lambda indices: self._table(indices)["outcome"].tolist(), False)
+        yield choice("outcome", OUTCOME_CODE, OUTCOMES, False)
         seeds = self._large_seeds if has_large_seeds else self._seeds
         yield column("seed", text if has_large_seeds else whole, seeds)
         yield column("options", text, self._options)
         for made in self._space_columns("final_observation", "observations", _last):
             yield made._replace(make=lambda _, runs, make=made.make: make(runs))
-        yield column("has_final_observation", pa.bool_(), lambda at: self._table(at)["has_final_observation"], False)
-        yield of_writers("environment", [reader.about.environment.get("id") for reader in readers])
-        yield of_writers("split", [reader.split for reader in readers], False)
+        yield column("has_final_observation", pa.bool_(), partial(self._values, "has_final_observation"), False)
+        yield choice("environment", "writer", [reader.about.environment.get("id") for reader in readers])
+        yield choice("split", "writer", [reader.split for reader in readers], False)
         metadata = [reader.metadata for reader in readers]
-        yield of_writers("metadata", [None if it is None else json_text(tagged(it)) for it in metadata])
-        yield of_writers("writer", [reader.writer for reader in readers], False)
+        yield choice("metadata", "writer", [None if it is None else json_text(tagged(it)) for it in metadata])
+        yield choice("writer", "writer", [reader.writer for reader in readers], False)
         for name in ("episode_id", "lane", "first_step"):
             yield column(name, whole, partial(self._table_values, name, np.int64), False)
         for name in ("start_time", "end_time"):
             yield column(name, TIME, partial(self._table_values, name, "<M8[us]"))
 
-    def _table_values(self, name: str, dtype: Any, indices: Array) -> Array:
-        return np.asarray(self._table(indices)[name], dtype)
+    def _values(self, name: str, indices: Array) -> Array:
+        """Return a column of the table of the episodes, or OUTCOME_CODE."""
+        if name not in self._known:
+            self._known[name] = outcome_codes(self._episodes) if name == OUTCOME_CODE else self._episodes[name]
+        return self._known[name][indices]
 
-    def _table(self, indices: Array) -> Array:
-        if self._taken[0] is not indices:  # all columns of a block have the same indices
-            self._taken = indices, self._episodes[indices]
-        table: Array = self._taken[1]
-        return table
+    def _table_values(self, name: str, dtype: Any, indices: Array) -> Array:
+        return np.asarray(self._values(name, indices), dtype)
 
     def _returns(self, indices: Array) -> pa.Array:
         if not self._objectives:
-            return pa.array(self._table(indices)["return"], from_pandas=True)  # NULL for NaN
-        steps, totals = self._table(indices)["steps"].tolist(), []
+            return pa.array(self._values("return", indices), from_pandas=True)  # NULL for NaN
+        steps, totals = self._values("steps", indices).tolist(), []
         for count, episode in zip(steps, self._trace.scan(columns=["rewards"], episodes=indices)):
             exported = episode[len(episode) - count :] if count < len(episode) else episode
             totals.append(np.ravel(exported.total_reward))
@@ -175,7 +179,7 @@ class Tables:
         return pa.array(known, list_of(pa.float64()))
 
     def _seeds(self, indices: Array) -> list[int | None]:
-        return [None if seed < 0 else seed for seed in self._table(indices)["seed"].tolist()]
+        return [None if seed < 0 else seed for seed in self._values("seed", indices).tolist()]
 
     def _large_seeds(self, indices: Array) -> list[str | None]:
         seeds = self._seeds(indices)
@@ -190,16 +194,9 @@ class Tables:
         return [None if given is None else json_text(tagged(given)) for given in options]
 
 
-def _before(runs: StepRuns) -> Any:
-    return slice(0, -1) if len(runs) == 1 else runs.rows_after - 1
-
-
-def _after(runs: StepRuns) -> Any:
-    return slice(1, None) if len(runs) == 1 else runs.rows_after
-
-
-def _last(runs: StepRuns) -> Any:
-    return runs.observation_offsets[1:][runs.closes] - 1
+def _last(runs: StepRuns, rows: Array) -> Array:
+    lasts: Array = rows[runs.observation_offsets[1:][runs.closes] - 1]
+    return lasts
 
 
 def _flags(root: str, runs: StepRuns) -> pa.Array:

@@ -46,8 +46,8 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
 
 
 def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
-    shares = [share_of(trace) for trace in traces]
-    tables = {name: TraceDataset(name, shares) for name in (STEPS, EPISODES)}
+    steps = TraceDataset(STEPS, [share_of(trace) for trace in traces])
+    tables = {STEPS: steps, EPISODES: steps.of_same(EPISODES)}
     for table in tables.values():
         table.schema  # noqa: B018 - raises errors of the traces here, because DuckDB would pass on only their text
     return tables

@@ -246,7 +246,7 @@ class _ChunkRepairer:
         broken, orphans = self._track_runs(fragments)
         changed: dict[ColumnPath, RowsOrEncoded] = {}
         if orphans:
-            bounds = step_offsets(fragments)[1]
+            bounds = step_offsets(fragments["steps"], fragments["flags"])[1]
             for path in chunk.columns:
                 if path[0] in STEP_COLUMNS:
                     changed[path] = _without(*chunk.encoded(path), bounds[orphans])

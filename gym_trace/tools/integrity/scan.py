@@ -586,7 +586,7 @@ class Examination:
         Raises CorruptTrace if that fails, a column is missing or has the wrong number of rows, or fragments do not
         belong to a known writer.
         """
-        observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments))
+        observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments["steps"], fragments["flags"]))
         rows = {**dict.fromkeys(STEP_COLUMNS, steps), "observations": observation_rows}
         rows["starts"] = int(np.count_nonzero(fragments["flags"] & wire.STARTS))
         needed = [leaf.path for leaf in self._layouts.observations.leaves()] if observation_rows else []

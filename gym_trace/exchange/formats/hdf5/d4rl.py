@@ -34,7 +34,7 @@ from gym_trace.exchange.formats.infos import ANNOTATIONS, InfoColumns, PackedInf
 from gym_trace.exchange.formats.rows import RowQueue, lengths_between, named, steps_of
 from gym_trace.exchange.formats.source import ExportSource
 from gym_trace.playback.scan import LEFT_OUT
-from gym_trace.playback.step_runs import StepRuns
+from gym_trace.playback.step_runs import StepRuns, beside_steps
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def _columns(source: ExportSource) -> list[Column]:
     if rewards.form is not None and rewards.form.shape:
         raise InvalidOption("rewards: several numbers per step, and D4RL stores one; export to minari")
     return [
-        Column(("observations",), forms[0], lambda runs: runs.columns["observations",][runs.rows_after - 1]),
-        Column(("next_observations",), forms[0], lambda runs: runs.columns["observations",][runs.rows_after]),
+        Column(("observations",), forms[0], lambda runs: beside_steps(runs, runs.columns["observations",], False)),
+        Column(("next_observations",), forms[0], lambda runs: beside_steps(runs, runs.columns["observations",], True)),
         value_column(("actions",), forms[1], ("actions",)),
         rewards,
         Column(("terminals",), FLAG, lambda runs: _ends(runs, runs.terminated)),
