@@ -106,7 +106,7 @@ class EpisodeRecorder:
             recorder.next_episode -= 1
             return False
         self._state = OPEN
-        if not recorder.failed:
+        if recorder.out.failure is None and recorder.phase is RECORDING:
             slabs.enable_fast_path()
         return True
 

@@ -108,7 +108,10 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             7
         """
         steps = self._steps
-        upcoming = (steps.upcoming if self._video is None else self._upcoming)(seed, options, self._base_env)
+        if self._video is None:
+            upcoming = steps.upcoming(seed, options, self._base_env)
+        else:
+            upcoming = self._upcoming(seed, options, self._base_env)
         result = observation, info = self.env.reset(seed=seed, options=options)
         if upcoming is not None:
             steps.begin(upcoming, observation, info)
