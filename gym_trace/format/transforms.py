@@ -232,23 +232,30 @@ def dictionary(flat: Array, out: Array, most: int) -> int:
 
     Return the number of bytes; 0 if more than `most` rows are distinct, or out is too small.
     """
-    rows = flat.view(f"V{flat.shape[1]}").reshape(-1).tolist()
-    distinct = sorted(set(rows))
+    row_size = flat.shape[1]
+    distinct, codes = _distinct_rows(flat)
     bits = code_bits(len(distinct)) if 0 < len(distinct) <= most else 0
-    count, table = _COUNT.itemsize, len(distinct) * flat.shape[1]
-    size: int = count + table + -(-len(rows) * bits // 8)
+    begin, end = _COUNT.itemsize, _COUNT.itemsize + distinct.size
+    size: int = end + -(-len(flat) * bits // 8)
     if not bits or size > len(out):
         return 0
-    index = {row: i for i, row in enumerate(distinct)}
-    codes = np.fromiter(map(index.__getitem__, rows), "<u2", len(rows))
-    out[:count].view(_COUNT)[0] = len(distinct)
-    xor(
-        np.frombuffer(b"".join(distinct), np.uint8).reshape(-1, flat.shape[1]),
-        np.zeros(flat.shape[1], np.uint8),
-        out[count : count + table].reshape(-1, flat.shape[1]),
-    )
-    out[count + table : size] = _packed_codes(codes, bits)
+    out[:begin].view(_COUNT)[0] = len(distinct)
+    xor(distinct, np.zeros(row_size, np.uint8), out[begin:end].reshape(-1, row_size))
+    out[end:size] = _packed_codes(codes, bits)
     return size
+
+
+def _distinct_rows(flat: Array) -> tuple[Array, Array]:
+    """Return the distinct rows, sorted by their bytes, and the index of each row among them."""
+    row_size = flat.shape[1]
+    words = widest(flat)
+    if words.shape[1] == 1:  # several times faster; numbers are sorted like their bytes if these are swapped
+        numbers, codes = np.unique(words.reshape(-1).byteswap(), return_inverse=True)
+        return as_bytes(numbers.byteswap()), codes
+    rows = flat.view(f"V{row_size}").reshape(-1).tolist()
+    index = {row: i for i, row in enumerate(sorted(set(rows)))}
+    distinct = np.frombuffer(b"".join(index), np.uint8).reshape(-1, row_size)
+    return distinct, np.fromiter(map(index.__getitem__, rows), np.intp, len(rows))
 
 
 def _packed_codes(codes: Array, bits: int) -> Array:
@@ -256,8 +263,9 @@ def _packed_codes(codes: Array, bits: int) -> Array:
         return codes.astype(f"<u{bits // 8}").view(np.uint8)
     padded = np.zeros((-(-len(codes) * bits // 8), 8 // bits), np.uint8)
     padded.reshape(-1)[: len(codes)] = codes
-    packed: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
-    return packed
+    for i in range(1, 8 // bits):
+        padded[:, 0] |= padded[:, i] << np.uint8(i * bits)
+    return padded[:, 0]
 
 
 def undo_dictionary(data: Array, out: Array) -> None:
@@ -274,7 +282,7 @@ def undo_dictionary(data: Array, out: Array) -> None:
     codes = _unpacked_codes(data[end:], code_bits(distinct))[:rows]
     if codes.max() >= distinct:
         raise CorruptTrace("a code of a column is outside its table")
-    np.take(table, codes, axis=0, out=out)
+    np.take(table, codes, axis=0, out=out, mode="clip")  # with "raise", it would copy
 
 
 def _unpacked_codes(packed: Array, bits: int) -> Array:

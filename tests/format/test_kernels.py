@@ -158,9 +158,9 @@ def test_rows_made_to_collide_are_declined() -> None:
     inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
     rows = np.array([i * inverse % (1 << 64) for i in range(1, 1000)] * 3, np.uint64)
     flat, out = rows.view(np.uint8).reshape(-1, 8), np.empty(rows.nbytes, np.uint8)
-    assert kernels.dictionary(flat, out, 1400) == 0
+    assert compiled.dictionary(flat, out, 8, 1400) == 0
     assert transforms.dictionary(flat, out, 1400) > 0
-    assert kernels.dictionary(flat[:100], out, 100) > 0
+    assert compiled.dictionary(flat[:100], out, 8, 100) > 0
 
 
 @given(distinct=DISTINCT, row_size=st.sampled_from([1, 3, 8, 147]), seed=SEEDS)
