@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -16,7 +16,7 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format.fragments import RowIndex
-from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, fill, outcome_codes
+from gym_trace.playback.episode_table import EPISODE, OUTCOME_CODE, ROWS_AT_ONCE, EpisodeRecords, fill, outcome_codes
 from gym_trace.playback.writer_reader import WriterReader
 
 _PAGE = 256  # rows of the table that are filled together
@@ -91,6 +91,19 @@ class EpisodeIndex:
             self._fill(page, 1)
         return self._table[index].copy()
 
+    def records(self, number: int, reader: WriterReader, rows: Array, indices: Array) -> EpisodeRecords:
+        """Return rows of the table.
+
+        Args:
+            number: number of the writer.
+            reader: a reader of the writer: all_readers[number], or one without damaged chunks.
+            rows: rows of the episodes, or of their parts, in reader.parts. indices: indices of the episodes here.
+        """
+        if reader is self.all_readers[number] and self._is_filled:  # a user may have changed the table
+            return EpisodeRecords(self._table[indices].__getitem__)
+        writer = self._writer_column(number, "writer", rows)
+        return EpisodeRecords(partial(reader.parts.column, rows=rows), index=indices, writer=np.full(len(rows), writer))
+
     @property
     def whole_indices(self) -> Array:
         """The index of each episode in the whole trace."""
@@ -114,13 +127,26 @@ class EpisodeIndex:
     def starts_of(self, indices: Array) -> list[dict[str, Any]]:
         """Return the reset records of these episodes; {} if the start was dropped. Not copied. Raises CorruptTrace."""
         found: list[dict[str, Any]] = [{} for _ in indices]
+        for reader, mine, rows in self._by_writer(indices):
+            for at, start in reader.starts_of(rows):
+                found[mine[at]] = start
+        return found
+
+    def packed_starts_of(self, indices: Array) -> list[bytes]:
+        """Return the reset records of these episodes as stored; b"" if the start was dropped. Raises CorruptTrace."""
+        found = [b""] * len(indices)
+        for reader, mine, rows in self._by_writer(indices):
+            for at, start in reader.packed_starts_of(rows):
+                found[mine[at]] = start
+        return found
+
+    def _by_writer(self, indices: Array) -> Iterator[tuple[WriterReader, list[int], Array]]:
+        """Yield (reader, positions in indices, rows) of each writer of these episodes."""
         whole_indices = indices if self.chosen is None else self.chosen[indices]
         writers = self._writers_of(whole_indices)
         for number in np.unique(writers).tolist():
             mine = np.flatnonzero(writers == number)
-            for at, start in self.all_readers[number].starts_of(whole_indices[mine] - self.bounds[number]):
-                found[int(mine[at])] = start
-        return found
+            yield self.all_readers[number], mine.tolist(), whole_indices[mine] - self.bounds[number]
 
     @cached_property
     def _table(self) -> Array:

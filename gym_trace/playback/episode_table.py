@@ -88,6 +88,36 @@ class Columns(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
 
+class EpisodeRecords(dict[str, Any]):
+    """Rows of a table of episodes, column by column: lists, or arrays of times. They are computed on first use."""
+
+    def __init__(self, column: Callable[[str], Array], **known: Array):
+        """column: returns a column. known: columns that it does not return."""
+        self._of = column
+        self._known = known
+
+    def __missing__(self, name: str) -> Any:
+        column = self._known[name] if name in self._known else self._of(name)
+        self[name] = values = column if column.dtype.kind == "M" else column.tolist()
+        return values
+
+
+class EpisodeRecord:
+    """A row of EpisodeRecords. Pickling makes it a row of a table."""
+
+    __slots__ = ("_i", "_records")
+
+    def __init__(self, records: EpisodeRecords, i: int):
+        self._records, self._i = records, i
+
+    def __getitem__(self, name: str) -> Any:
+        return self._records[name][self._i]
+
+    def __reduce__(self) -> Any:
+        (row,) = np.array([tuple(self[name] for name in EPISODE.names or ())], EPISODE)
+        return row.__reduce__()
+
+
 class EpisodeRuns:
     """The episodes of one writer, or parts of them, in the order in which their last fragments were stored.
 
@@ -372,10 +402,8 @@ def _first_among(known: Array, wanted: Array) -> Array:
 
 
 def step_offsets(steps: Array, flags: Array) -> tuple[Array, Array]:
-    """Return the offsets of the observations, and of the steps, of each fragment of a chunk, and their ends.
-
-    steps, flags: columns of its fragments.
-    """
-    counts = steps.astype(np.int64)
-    rows = counts + (flags & wire.HAS_INITIAL > 0)
-    return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(counts)])
+    """Return the offsets of the observations, and of the steps, of each fragment of a chunk, and their ends."""
+    found = np.zeros(len(steps) + 1, np.int64), np.zeros(len(steps) + 1, np.int64)
+    np.cumsum(steps + (flags & wire.HAS_INITIAL > 0), out=found[0][1:])
+    np.cumsum(steps, out=found[1][1:])
+    return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.playback.assembly import ChunkSlice
 from gym_trace.playback.writer_reader import WriterReader
 
 STARTS = "starts"
-_IN_TABLE = ("terminations", "truncations")  # the table of fragments has them
 
 
 class Asked(Set[str]):
@@ -58,17 +56,11 @@ class ChunkOnDemand(Chunk):
         return found
 
 
-def read(pieces: list[ChunkSlice], name: str, writer: WriterReader) -> list[ChunkSlice]:
-    """Return slices of chunks on demand as slices of chunks with this column. Raises CorruptTrace."""
-    if name in _IN_TABLE:
-        return pieces
-    if len(pieces) > 1 and writer.files.storage.ahead:
-        missing = {it.chunk_number: None for it in pieces if not _on_demand(it).has(name)}
+def with_column(name: str, chunks: Mapping[int, Chunk], writer: WriterReader) -> dict[int, Chunk]:
+    """Return chunks on demand, by number, as chunks that have this column. Raises CorruptTrace."""
+    on_demand = {number: chunk for number, chunk in chunks.items() if isinstance(chunk, ChunkOnDemand)}
+    if len(on_demand) > 1 and writer.files.storage.ahead:
+        missing = [number for number, chunk in on_demand.items() if not chunk.has(name)]
         if len(missing) > 1:
             writer.expect(missing, frozenset((name,)))
-    return [ChunkSlice(_on_demand(it).with_column(name), *it[1:]) for it in pieces]
-
-
-def _on_demand(piece: ChunkSlice) -> ChunkOnDemand:
-    assert isinstance(piece.chunk, ChunkOnDemand)
-    return piece.chunk
+    return {number: chunk.with_column(name) for number, chunk in on_demand.items()}

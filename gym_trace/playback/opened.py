@@ -17,8 +17,7 @@ from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, RowBudget
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import expect_indexes, find_writers
-from gym_trace.playback.assembly import ChunkSlice, assemble, cut_down
-from gym_trace.playback.on_demand import STARTS, Asked, read
+from gym_trace.playback.assembly import assemble
 from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
 from gym_trace.storage.protocol import ReadStorage
@@ -261,50 +260,6 @@ class OnDisk:
         now = {name: int(writer.parts.column(name, own_row)[0]) for name in ("episode_id", "first_step", "steps")}
         same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
         return bool(same and now["steps"] >= then["steps"])
-
-
-class Scanned:
-    """An episode of a scan: its chunks are read already, or on demand. A pickled one contains its arrays."""
-
-    __slots__ = ("_asked", "_pieces", "_roots", "_row", "_skip", "_writer")
-
-    def __init__(
-        self,
-        writer: WriterReader,
-        row: int,
-        pieces: list[ChunkSlice],
-        roots: frozenset[str],
-        skip: bool,
-        asked: Asked | None,
-    ):
-        """asked: the columns that were used, if chunks are read on demand; otherwise None."""
-        self._writer, self._row, self._pieces = writer, row, pieces
-        self._roots, self._skip, self._asked = roots, skip, asked
-
-    def column(self, name: str, steps: range | None) -> Any:
-        if name not in self._roots:
-            raise TraceError(f"{name} not requested; name them in scan(columns=...)")
-        pieces = self._pieces if steps is None else cut_down(self._pieces, steps.start, steps.stop)
-        if self._asked is not None:
-            pieces = read(pieces, name, self._writer)
-        return assemble(name, pieces, self._writer.layouts, copy=steps is not None)
-
-    def start(self) -> dict[str, Any]:
-        if self._asked is not None:
-            self._asked.add(STARTS)
-        try:
-            return self._writer.start_of(self._row)
-        except CorruptTrace:
-            if self._skip:  # the start of this episode is damaged
-                return {}
-            raise
-
-    def pending(self) -> Any:
-        return self._writer.pending_action(self._row)
-
-    def __reduce__(self) -> Any:
-        columns = {name: self.column(name, None) for name in sorted(self._roots)}
-        return InMemory, (columns, self.start(), self.pending())
 
 
 class InMemory:

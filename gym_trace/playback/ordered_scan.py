@@ -19,10 +19,11 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
-from gym_trace.format.kernels import copy_runs, ranges
+from gym_trace.format.kernels import ranges
 from gym_trace.playback.assembly import ChunkSlice, assemble, joined_leaf
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_runs import FLAGS, KEPT, LEFT_OUT, OnDamage, StepRuns, damage_at
+from gym_trace.playback.stored_rows import StoredRows
 from gym_trace.playback.writer_reader import WriterReader
 
 _FEWEST = 4  # fewer episodes are not cut out of a chunk together
@@ -171,37 +172,25 @@ class OrderedScan:
 
     def _cut_out(self, task: _Task) -> StepRuns | None:
         """Return whole episodes; None if their rows cannot be used as they are stored."""
-        reader, parts = self._reader, self._reader.parts
         chunks = self._plain_chunks(task.chunks)
         if chunks is None:
             return None
         rows = self._rows[task.first : task.last]
-        counts = parts.first[rows + 1] - parts.first[rows]
-        fragments = parts.fragments[ranges(parts.first[rows], counts)]  # in the order of the episodes
-        flags, steps = reader.fragments.flags[fragments], reader.fragments.steps[fragments].astype(np.int64)
-        cut = _Cut(
-            reader, chunks, fragments, self._chunks_of(fragments), (steps + (flags & wire.HAS_INITIAL > 0), steps)
-        )
+        stored = StoredRows(self._reader, rows, self._reader.offsets)
         columns: dict[Path, Array] = {}
-        leaves = [leaf for layout in reader.layouts[:2] for leaf in layout.leaves() if self._takes(leaf.path)]
+        leaves = [leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves() if self._takes(leaf.path)]
         paths = [*(leaf.path for leaf in leaves), *(path for chunk in chunks.values() for path in chunk.columns)]
-        for path in dict.fromkeys(paths):
-            rows_of = cut.rows_of(path)
-            if rows_of is None:
+        for path in dict.fromkeys([*paths, *(path for path in FLAGS if path[0] in self._roots)]):
+            column = stored.column(path, chunks)
+            if column is None or (column.dtype == object and any(isinstance(value, Misfit) for value in column)):
                 return None
-            columns[path] = rows_of
-        ends = np.cumsum(steps)
-        for path, bit in FLAGS.items():
-            if path[0] in self._roots:
-                columns[path] = np.zeros(int(ends[-1]), np.bool_)
-                columns[path][ends[(flags & bit > 0) & (steps > 0)] - 1] = True
-        lasts = np.cumsum(counts) - 1
+            columns[path] = column
         return self._runs(
             np.arange(task.first, task.last),
             np.zeros(len(rows), np.int64),
-            np.add.reduceat(steps, lasts - counts + 1),
+            np.diff(stored.offsets(("rewards",))),
             np.ones(len(rows), np.bool_),
-            flags[lasts],
+            stored.flags[stored.first[1:] - 1],
             {path: columns[path] for path in sorted(columns, key=_sort_key)},
         )
 
@@ -375,53 +364,3 @@ def _sort_key(path: Path) -> tuple[int, Path]:
     """Return the sort key of a column: leaves of a space keep their order, annotations are sorted by name."""
     root = str(path[0])
     return SCANNED.index(root), path[1:] if root in OPTIONAL_ROOTS else ()
-
-
-class _Cut:
-    """Cuts whole episodes out of their chunks.
-
-    Args:
-        chunks: by their numbers. fragments: those of the episodes, one after the other.
-        chunk_of: the chunk of each fragment. counts: the number of observations, and of steps, of each.
-    """
-
-    def __init__(
-        self,
-        reader: WriterReader,
-        chunks: dict[int, Chunk],
-        fragments: Array,
-        chunk_of: Array,
-        counts: tuple[Array, Array],
-    ):
-        self._reader, self._chunks, self._fragments, self._counts = reader, chunks, fragments, counts
-        self._mine: list[Array] = [np.flatnonzero(chunk_of == number) for number in chunks]
-        self._begins: dict[bool, list[Array]] = {}
-
-    def rows_of(self, path: Path) -> Array | None:
-        """Return the rows of a column; None if they cannot be used as they are stored."""
-        if any(path not in chunk for chunk in self._chunks.values()):
-            return None
-        arrays = [chunk.array(path) for chunk in self._chunks.values()]
-        is_step = path[0] != "observations"
-        counts = self._counts[is_step]
-        targets, total = np.cumsum(counts) - counts, int(counts.sum())
-        begins = self._begins_of(is_step)
-        if len(arrays) == 1 and np.array_equal(begins[0], begins[0][:1] + targets):  # consecutive rows
-            rows = arrays[0][int(begins[0][0]) :][:total]
-        elif len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
-            return None
-        else:
-            rows = np.empty((total, *arrays[0].shape[1:]), arrays[0].dtype)
-            for array, mine, of_chunk in zip(arrays, self._mine, begins):
-                copy_runs(array, rows, of_chunk, targets[mine], counts[mine])
-        has_misfits = rows.dtype == object and any(isinstance(value, Misfit) for value in rows)
-        return None if has_misfits else rows
-
-    def _begins_of(self, is_step: bool) -> list[Array]:
-        """Return where the rows of the fragments begin, for each chunk."""
-        if is_step not in self._begins:
-            self._begins[is_step] = [
-                self._reader.offsets(number)[is_step][self._fragments[mine] - self._reader.chunk_bounds[number]]
-                for number, mine in zip(self._chunks, self._mine)
-            ]
-        return self._begins[is_step]

@@ -17,7 +17,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.origins import OWN_ID, Origin, split_id
 from gym_trace.data.schema import Layouts, WriterSchema
-from gym_trace.data.values import Array, copied, objects
+from gym_trace.data.values import Array, copied
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, RowBudget
@@ -663,31 +663,39 @@ class WriterReader:
 
     def starts_of(self, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the reset records of episodes, each with its index in rows. Reads each chunk once. Not copied."""
+        return ((i, start) for i, start in self._begun(rows, self._starts_in) if isinstance(start, dict))
+
+    def packed_starts_of(self, rows: Array) -> Iterator[tuple[int, bytes]]:
+        """Yield the reset records of episodes as stored, each with its index in rows."""
+        return self._begun(rows, lambda number: self._read_starts(number, Chunk.packed))
+
+    def _begun(self, rows: Array, starts_in: Callable[[int], tuple[Sequence[Any], Array]]) -> Iterator[tuple[int, Any]]:
+        """Yield (index in rows, reset record). starts_in: returns the records of a chunk, see _starts_in()."""
         starts = self.parts.starts[rows]
         chunks = np.searchsorted(self.chunk_bounds, starts, side="right") - 1
         order = np.argsort(chunks, kind="stable")
         order = order[starts[order] >= 0]
         for part in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1) if len(order) else ():
             number = int(chunks[part[0]])
-            entries, ranks = self._starts_in(number)
+            entries, ranks = starts_in(number)
             for i, index in zip(part.tolist(), ranks[starts[part] - int(self.chunk_bounds[number])].tolist()):
-                if index < len(entries) and isinstance(entries[index], dict):
+                if index < len(entries):
                     yield i, entries[index]
 
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
         """Return the reset records of a chunk, and for each fragment the index of its record, if it has one."""
         known = self._starts.get(number)
         if known is None:
-            known = self._read_starts(number)
+            known = self._read_starts(number, lambda chunk, path: chunk.array(path).tolist())
             self._starts = {**dict(list(self._starts.items())[1 - _MOST_STARTS :]), number: known}
         return known
 
-    def _read_starts(self, number: int) -> tuple[list[Any], Array]:
+    def _read_starts(self, number: int, rows: Callable[[Chunk, Path], list[Any]]) -> tuple[list[Any], Array]:
+        """rows: returns the rows of the column."""
         chunk, before = self.read_chunk(number, _STARTS), self.rows_before(number)[2]
         begun = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]] & wire.STARTS > 0
-        entries = chunk.array(("starts",)) if ("starts",) in chunk else objects([])
-        own = entries[before : before + int(np.count_nonzero(begun))].tolist()
-        return own, np.cumsum(begun) - 1
+        entries = rows(chunk, ("starts",)) if ("starts",) in chunk else []
+        return entries[before : before + int(np.count_nonzero(begun))], np.cumsum(begun) - 1
 
 
 _UNREAD = Chunk({}, [], lambda error: error)

@@ -1,6 +1,7 @@
 """Arrays that were read belong to the caller."""
 
 import gc
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from scripted_env import CountingEnv, Result, ScriptedEnv, bits
 from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
+
+COLUMNS_OF = attrgetter("observations", "actions", "rewards", "terminations", "truncations", "annotations")
 
 
 def everything_of(episode: Any) -> list[Any]:
@@ -106,13 +109,12 @@ def record_lanes(directory: Path, lengths: list[int], steps: int, flush_every: i
 
 
 def kept_by(directory: Path) -> list[Any]:
-    """Return the arrays of a callback, which are those of the episodes by their indices."""
+    """Return the arrays of a callback, which are those of a scan and of the episodes by their indices."""
     kept: list[Any] = []
     scan_recorded_traces(directory, lambda *arrays: kept.append(arrays))
     trace = open_trace(directory)
-    assert bits(kept) == bits(
-        [(it.observations, it.actions, it.rewards) for it in (trace[i] for i in range(len(trace)))]
-    )
+    for episodes in (trace.scan(), (trace[i] for i in range(len(trace)))):
+        assert bits(kept) == bits([(it.observations, it.actions, it.rewards) for it in episodes])
     return kept
 
 
@@ -141,10 +143,19 @@ def test_a_callback_gets_rewards_whose_type_changes_from_chunk_to_chunk(tmp_path
 def test_an_array_of_a_callback_keeps_little_memory_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.playback.episode_scan._JOINED_BYTES", 500)
-    record_lanes(tmp_path, [3] * 30 + [40], 41, flush_every=1)  # so that no episode is in one chunk
+    monkeypatch.setattr("gym_trace.playback.episode_scan._JOINED_BYTES", 1000)
+    record_lanes(tmp_path, [3] * 30 + [80], 81, flush_every=1)  # so that no episode is in one chunk
     observations = [array for array, *_ in kept_by(tmp_path)]
     memory = [array if array.base is None else array.base for array in observations]
-    assert all(whole.nbytes <= max(500, array.nbytes) for array, whole in zip(observations, memory))
-    assert max(array.nbytes for array in observations) > 500
+    assert all(whole.nbytes <= max(1000, array.nbytes) for array, whole in zip(observations, memory))
+    assert max(array.nbytes for array in observations) > 1000
     assert len({id(whole) for whole in memory}) < len(observations) / 2  # small ones were joined together
+
+
+def test_episodes_of_a_scan_that_are_kept_read_their_other_columns_later(tmp_path: Path) -> None:
+    record_lanes(tmp_path, [1, 2, 3, 5, 8, 40], 60, flush_every=4)
+    trace = open_trace(tmp_path)
+    kept = [episode for episode in trace.scan() if len(episode.rewards)]
+    assert len(kept) > 60
+    for episode in kept:
+        assert bits(COLUMNS_OF(episode)) == bits(COLUMNS_OF(trace[episode.index]))

@@ -15,7 +15,7 @@ from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.scan import StepRuns
 from gym_trace.playback.trace import Trace
 from gym_trace.tools.linting.findings import ERROR, NOTE, WARNING, Kind, Sighting, environments_of
-from gym_trace.tools.replay.fingerprints import CONTENT, fingerprints_of
+from gym_trace.tools.replay.fingerprints import CONTENT, content_hashes
 from gym_trace.tools.replay.lanes import inseparable
 
 _IN_TURN = Kind("T504", WARNING, "episodes of different seeds that begin the same, in turn")
@@ -112,7 +112,7 @@ class RepeatedRule:
         trace, groups = self._trace, self._probably_equal()
         try:
             indices = np.concatenate([np.empty(0, np.int64), *groups])
-            content = fingerprints_of(trace, indices, CONTENT, only_content=True).content
+            content = content_hashes(trace, indices)
         except CorruptTrace:  # T001 names the damage; after a repair the episodes can be compared
             return
         splits = [writer.about_or_empty.split for writer in index_of(trace).readers]

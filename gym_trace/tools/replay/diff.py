@@ -14,13 +14,14 @@ from gym_trace.data.packing import pack_lenient
 from gym_trace.data.trees import cut
 from gym_trace.data.values import Array, row_of
 from gym_trace.data.vocabulary import Outcome
-from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.errors import InvalidOption
 from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.tools.replay.compare import Comparison, Difference, EpisodeComparison
-from gym_trace.tools.replay.fingerprints import Fingerprints, fingerprints_of
+from gym_trace.tools.replay.equal_pairs import equal_pairs, same
+from gym_trace.tools.replay.fingerprints import CONTENT, content_hashes
 
 _EPISODE_VALUES = ("seed", "options", "first_step", "outcome", "has_final_observation")
 _COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
@@ -68,8 +69,8 @@ def diff_traces(
     processes, with episodes in any order, can be compared. Yields one result per pair, in the order of the first trace.
     Running episodes are compared as far as they have been recorded.
 
-    If the episodes are in another order, both traces are read once before the first result, to get one hash per
-    episode. Only episodes with different hashes are read again.
+    If episodes are matched by their contents, both traces are read once before the first result, to get one hash per
+    episode.
 
     In a Difference, "recorded" is the value in the first trace and "seen" the value in the second one. If one episode
     is shorter, column is "steps".
@@ -108,7 +109,7 @@ def compare_episodes(first: Trace, index: int, second: Trace, other_index: int) 
     layouts, compared = index_of(first).locate(index)[0].layouts, frozenset(_COLUMNS)
     for start in range(0, max(1, min(len(one), len(other))), _WINDOW):
         a, b = one[start : start + _WINDOW], other[start : start + _WINDOW]
-        if len(a) == len(b) and all(_same(_column(a, name), _column(b, name)) for name in _COLUMNS):
+        if len(a) == len(b) and all(same(_column(a, name), _column(b, name)) for name in _COLUMNS):
             continue
         comparer = EpisodeComparison(Comparison(), a, layouts, all_infos=True)
         found = _first_difference(comparer, a, b, compared)
@@ -122,19 +123,19 @@ def compare_episodes(first: Trace, index: int, second: Trace, other_index: int) 
 
 
 def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:
-    same = _same_bytes(a, b)
-    if same is None:
+    same_bytes = _same_bytes(a, b)
+    if same_bytes is None:
         yield from _compared_pairs(a, b, comparison, compared)
         return
     steps, end = index_of(a)["steps"], 0
-    for is_same, group in groupby(same):
+    for is_same, group in groupby(same_bytes):
         begin, end = end, end + sum(1 for _ in group)
         if is_same:
             for index in range(begin, end):
                 yield EpisodeDifference(index, int(steps[index]), None)
         else:
-            pairs = zip(a.scan(episodes=slice(begin, end)), b.scan(episodes=slice(begin, end)))
-            yield from (_compared(a, one, other, comparison, compared) for one, other in pairs)
+            indices = np.arange(begin, end)
+            yield from _in_any_order(a, b, indices, indices, comparison, compared)
 
 
 def _compared_pairs(
@@ -144,70 +145,43 @@ def _compared_pairs(
         {(writer.writer, writer.about_or_empty.created) for writer in index_of(t).readers} for t in (a, b)
     )
     if common_writers := {writer for writer, _ in writers & others}:
-        pairs = _pairs_by_identity(a, b, common_writers)
-        yield from _in_any_order(a, b, *pairs, comparison, compared)
+        yield from _in_any_order(a, b, *_pairs_by_identity(a, b, common_writers), comparison, compared)
         return
     whole, other_whole = _not_repeated(a), _not_repeated(b)
     seeds, other_seeds = index_of(a)["seed"][whole], index_of(b)["seed"][other_whole]
     seeds_are_unique = all(len(np.unique(s)) == len(s) and (s >= 0).all() for s in (seeds, other_seeds))
-    common = slice(min(len(a), len(b)))
+    common = np.arange(min(len(a), len(b)))
     distinguishing = [name for name, column in _DISTINGUISHING.items() if column in compared]
     must_equal = ["seed"] if seeds_are_unique else ["writer", *distinguishing]
     if all(index_of(a)[name][common].tobytes() == index_of(b)[name][common].tobytes() for name in must_equal):
-        for one, other in zip(a.scan(episodes=common), b.scan(episodes=common)):
-            yield _compared(a, one, other, comparison, compared)
+        pairs = common, common
     elif seeds_are_unique:
         _, left, right = np.intersect1d(seeds, other_seeds, assume_unique=True, return_indices=True)
-        yield from _in_any_order(a, b, whole[left], other_whole[right], comparison, compared)
+        pairs = whole[left], other_whole[right]
     else:
-        fingerprints = _fingerprints_of_similar(a, b, compared)
-        pairs = _pairs_by_content(a, b, fingerprints)
-        yield from _in_any_order(a, b, *pairs, comparison, compared, fingerprints)
+        pairs = _pairs_by_content(a, b, compared)
+    yield from _in_any_order(a, b, *pairs, comparison, compared)
 
 
 def _in_any_order(
-    a: Trace,
-    b: Trace,
-    left: Array,
-    right: Array,
-    comparison: Comparison,
-    compared: frozenset[str],
-    fingerprints: list[Fingerprints] | None = None,
+    a: Trace, b: Trace, left: Array, right: Array, comparison: Comparison, compared: frozenset[str]
 ) -> Iterator[EpisodeDifference]:
-    """Compare pairs of episodes, in the order of the first trace. Reads both, then those with different fingerprints.
-
-    left, right: indices of the pairs in a and b. fingerprints: None: computed here.
-    """
-    order = np.argsort(left)
+    """Compare pairs of episodes, at these indices in a and b, in the order of the first trace: columns of many pairs at
+    once, then the episodes that are not equal."""
+    order = np.argsort(left, kind="stable")
     left, right = left[order], right[order]
-    if fingerprints is None:
-        fingerprints = [_fingerprints(a, left, compared), _fingerprints(b, right, compared)]
-    hashes, other_hashes = (found.whole for found in fingerprints)
-    pairs = list(zip(left.tolist(), right.tolist()))
-    are_same = [hashes[one] is not None and hashes[one] == other_hashes[other] for one, other in pairs]
-    read_again, steps = a.scan(episodes=left[np.logical_not(are_same)]), index_of(a)["steps"]
-    for is_same, (one, other) in zip(are_same, pairs):
-        yield (
-            EpisodeDifference(one, int(steps[one]), None)
-            if is_same
-            else _compared(a, next(read_again), b[other], comparison, compared)
-        )
+    steps, end = index_of(a)["steps"], 0
+    for equal in equal_pairs(index_of(a), index_of(b), left, right, compared):
+        begin, end = end, end + len(equal)
+        others = a.scan(episodes=left[begin:end][~equal])
+        for one, other, is_equal in zip(left[begin:end].tolist(), right[begin:end].tolist(), equal.tolist()):
+            if is_equal:
+                yield EpisodeDifference(one, int(steps[one]), None)
+            else:
+                yield _compared(a, next(others), b[other], comparison, compared)
 
 
-def _fingerprints(trace: Trace, indices: Array, compared: frozenset[str], for_pairs: bool = False) -> Fingerprints:
-    """Return fingerprints of these episodes; if one is damaged, no hashes, or with for_pairs only those of contents.
-
-    Damage is raised by _compared(), after the episodes before it; with for_pairs, also here if contents are damaged.
-    """
-    try:
-        return fingerprints_of(trace, indices, compared)
-    except CorruptTrace:
-        if for_pairs:
-            return fingerprints_of(trace, indices, compared, only_content=True)
-        return Fingerprints.none(len(trace))
-
-
-def _pairs_by_content(a: Trace, b: Trace, fingerprints: list[Fingerprints]) -> tuple[Array, Array]:
+def _pairs_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Array, Array]:
     """Return the indices of corresponding episodes in both traces: as many pairs as the shorter one has episodes.
 
     Pairs are formed by equal content, then by equal seed, then in order within the writers of the same number, and then
@@ -216,7 +190,7 @@ def _pairs_by_content(a: Trace, b: Trace, fingerprints: list[Fingerprints]) -> t
     left: list[int] = []
     right: list[int] = []
     unpaired, other_unpaired = (dict.fromkeys(range(len(trace))) for trace in (a, b))
-    contents = [found.content for found in fingerprints]
+    contents = _hashes_of_similar(a, b, compared)
     seeds = [[(seed if seed >= 0 else None) for seed in index_of(trace)["seed"].tolist()] for trace in (a, b)]
     writers = [index_of(trace)["writer"].tolist() for trace in (a, b)]
     everything = [[0] * len(trace) for trace in (a, b)]
@@ -233,15 +207,16 @@ def _pairs_by_content(a: Trace, b: Trace, fingerprints: list[Fingerprints]) -> t
     return np.array(left, np.int64), np.array(right, np.int64)
 
 
-def _fingerprints_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[Fingerprints]:
-    """Return fingerprints of both traces, without episodes whose table rows match no episode of the other trace."""
+def _hashes_of_similar(a: Trace, b: Trace, compared: frozenset[str]) -> list[list[bytes | None]]:
+    """Return hashes of contents in both traces; None for episodes whose table rows match none of the other trace."""
     names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
     keys = [
         list(zip(*(index_of(trace)[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
     ]
     common = set(keys[0]) & set(keys[1])
     similar = [np.array([index for index, key in enumerate(own) if key in common], np.int64) for own in keys]
-    return [_fingerprints(trace, indices, compared, for_pairs=True) for trace, indices in zip((a, b), similar)]
+    columns = [name for name in CONTENT if name in compared]
+    return [content_hashes(trace, indices, columns) for trace, indices in zip((a, b), similar)]
 
 
 def _pairs_by_identity(a: Trace, b: Trace, writers: set[str]) -> tuple[Array, Array]:
@@ -276,10 +251,10 @@ def _compared(
 ) -> EpisodeDifference:
     for name in _EPISODE_VALUES:
         values = getattr(one, name), getattr(other, name)
-        if name in compared and not _same(*values):
+        if name in compared and not same(*values):
             return EpisodeDifference(one.index, len(one), Difference(None, name, (), *values, None))
     columns = [name for name in _COLUMNS if name in compared]
-    if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
+    if len(one) == len(other) and all(same(_column(one, name), _column(other, name)) for name in columns):
         return EpisodeDifference(one.index, len(one), None)
     layouts = next(writer for writer in index_of(trace).readers if writer.writer == one.writer).layouts
     comparer = EpisodeComparison(comparison, one, layouts, all_infos=True)
@@ -314,7 +289,7 @@ def _first_difference(
 
 def _difference_of_columns(a: Episode, b: Episode, names: Iterable[str], step: int | None = None) -> Difference:
     """Return the difference of episodes whose steps are equal, but not the dtypes or the existence of a column."""
-    name = next(name for name in names if not _same(_column(a, name), _column(b, name)))
+    name = next(name for name in names if not same(_column(a, name), _column(b, name)))
     return Difference(step, name, (), _type_text(_column(a, name)), _type_text(_column(b, name)), None)
 
 
@@ -328,19 +303,6 @@ def _column(episode: Episode, name: str) -> Any:
     if name == "observations" and not episode.has_final_observation:
         return cut(episode.observations, 0, -1)
     return (episode.reset_info, infos_of(episode)) if name == "infos" else getattr(episode, name)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Return True if two columns or values are equal bit for bit, including dtypes and shapes."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype != object and b.dtype != object:
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.shape == b.shape and all(map(_same, a.tolist(), b.tolist()))
-    return bool(pack_lenient(a)[0] == pack_lenient(b)[0])
 
 
 # -- episodes that are stored in the same bytes need not be decoded ---------------------------------------------------

@@ -1,4 +1,4 @@
-"""Traces whose episodes come in another order are compared by a hash per episode."""
+"""Traces whose episodes come in another order are paired by hashes, and compared column by column."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -162,7 +162,9 @@ def test_bits_dtypes_and_shapes_count(tmp_path: Path, episode: int, form: Any) -
     assert [it.difference for it in diff_traces(a, b, ignore=["observations"])] == [None] * 12
 
 
-def test_tolerance_and_the_order_of_keys_need_a_closer_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tolerance_needs_a_closer_look_but_not_the_order_of_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def change(name: str, number: int, t: int, value: Any) -> Any:
         if (name, number) == ("infos", 2):
             return rearranged(value)
@@ -171,7 +173,7 @@ def test_tolerance_and_the_order_of_keys_need_a_closer_look(tmp_path: Path, monk
     a, b = record(tmp_path / "a", range(12)), record(tmp_path / "b", ORDER, change)
     places = looked_at(monkeypatch)
     assert [it.difference for it in diff_traces(a, b, atol=1e-6)] == [None] * 12
-    assert places == [2, 8]
+    assert places == [8]
     assert [it.index for it in diff_traces(a, b) if it.difference is not None] == [8]
 
 

@@ -1,0 +1,100 @@
+"""Positions of whole episodes in the chunks of a writer, and their columns joined together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from gym_trace.data.layout import Path
+from gym_trace.data.values import Array
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.kernels import copy_runs, ranges
+from gym_trace.playback.assembly import ChunkSlice
+from gym_trace.playback.step_runs import FLAGS
+from gym_trace.playback.writer_reader import WriterReader
+
+
+class StoredRows:
+    """The rows of several whole episodes of a writer. A first step whose observation is lost is skipped.
+
+    Attributes:
+        chunks: numbers of the chunks that hold them, ascending.
+        flags: flags of each fragment.
+        first: (episodes + 1,) the fragments of episode i are first[i] to first[i + 1].
+    """
+
+    def __init__(self, reader: WriterReader, rows: Array, offsets: Callable[[int], tuple[Array, Array]]):
+        """rows: rows of the episodes in reader.parts. offsets: returns reader.offsets() of a chunk."""
+        parts = reader.parts
+        begins, ends = parts.first[rows], parts.first[rows + 1]
+        fragments = parts.fragments[ranges(begins, ends - begins)]
+        self.first = _offsets(ends - begins)
+        self.flags = reader.fragments.flags[fragments]
+        steps = reader.fragments.steps[fragments].astype(np.int64)
+        # Of the observations, and of the steps, of each fragment: the number, and where they begin in their chunk.
+        self._counts = steps + (self.flags & wire.HAS_INITIAL > 0), steps
+        self._begins = np.empty_like(steps), np.empty_like(steps)
+        self._chunk_of = np.searchsorted(reader.chunk_bounds, fragments, side="right") - 1
+        self.chunks = sorted(set(self._chunk_of.tolist()))
+        self._mine = [np.flatnonzero(self._chunk_of == number) for number in self.chunks]  # fragments of each chunk
+        for number, mine in zip(self.chunks, self._mine):
+            at = fragments[mine] - reader.chunk_bounds[number]
+            for begins, known in zip(self._begins, offsets(number)):
+                begins[mine] = known[at]
+        lost, heads = parts.first_step_lost[rows], self.first[:-1]
+        steps[heads] -= lost
+        self._begins[1][heads] += lost
+
+    def offsets(self, path: Path) -> Array:
+        """Return where the rows of each episode begin in a column, and the end: (episodes + 1,) int64."""
+        offsets: Array = _offsets(self._counts[path[0] != "observations"])[self.first]
+        return offsets
+
+    def bounds(self, path: Path) -> tuple[list[int], list[int]]:
+        """Return where the rows of each episode begin and end in a column."""
+        offsets = self.offsets(path).tolist()
+        return offsets[:-1], offsets[1:]
+
+    def column(self, path: Path, chunks: Mapping[int, Chunk]) -> Array | None:
+        """Return a column of all episodes; None if a chunk lacks it, or if types differ.
+
+        It may share memory with a chunk.
+        """
+        if path in FLAGS:
+            steps = self._counts[1]
+            flagged = (self.flags & FLAGS[path] > 0) & (steps > 0)
+            column = np.zeros(int(steps.sum()), np.bool_)
+            column[np.cumsum(steps)[flagged] - 1] = True
+            return column
+        if any(path not in chunks[number] for number in self.chunks):
+            return None
+        arrays = [chunks[number].array(path) for number in self.chunks]
+        if len({(array.dtype, array.shape[1:]) for array in arrays}) > 1:
+            return None
+        is_step = path[0] != "observations"
+        begins, counts = self._begins[is_step], self._counts[is_step]
+        targets, total = np.cumsum(counts) - counts, int(counts.sum())
+        if len(arrays) == 1 and np.array_equal(begins, begins[:1] + targets):  # consecutive rows
+            return arrays[0][int(begins[0]) :][:total]
+        out = np.empty((total, *arrays[0].shape[1:]), arrays[0].dtype)
+        for array, mine in zip(arrays, self._mine):
+            copy_runs(array, out, begins[mine], targets[mine], counts[mine])
+        return out
+
+    def slices(self, episode: int, chunks: Mapping[int, Chunk]) -> list[ChunkSlice]:
+        """Return the rows of an episode as slices of chunks."""
+        own = slice(*self.first[episode : episode + 2].tolist())
+        numbers, flags = self._chunk_of[own].tolist(), self.flags[own].tolist()
+        observations, steps = (
+            map(slice, begins[own].tolist(), (begins[own] + counts[own]).tolist())
+            for begins, counts in zip(self._begins, self._counts)
+        )
+        return [ChunkSlice(chunks[it[0]], *it) for it in zip(numbers, observations, steps, flags)]
+
+
+def _offsets(counts: Array) -> Array:
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
