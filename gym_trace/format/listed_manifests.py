@@ -9,7 +9,7 @@ from typing import NamedTuple
 import zstandard
 
 from gym_trace.data.packing import pack, unpack
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, RemoteError
 from gym_trace.storage.memory import MemoryStorage
 from gym_trace.storage.protocol import ReadStorage, Span
 
@@ -56,10 +56,10 @@ def unpacked_manifests(raw: bytes) -> dict[str, ListedManifest]:
 def current_manifests(storage: ReadStorage, names: Collection[str]) -> MemoryStorage:
     """Return those manifests of these names that the file at a URL has in their listed size and version.
 
-    Raises OSError.
+    A file that cannot be read, for example because a push is replacing it, counts as empty.
     """
     current = {}
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, RemoteError):
         size = min(storage.size(NAME), MOST_BYTES)
         storage.expect([Span(NAME, 0, size)])
         with storage.open(NAME) as file:

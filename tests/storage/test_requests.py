@@ -164,6 +164,22 @@ def test_no_damage_of_the_file_of_manifests_is_noticed(pushed: tuple[Path, str])
         assert not trace.damage
 
 
+def test_a_push_that_replaces_the_file_of_manifests_hinders_no_reader(
+    pushed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, url = pushed
+    fs, root = fsspec.url_to_fs(url)
+    names = RemoteStorage.names
+
+    def replaced_after(storage: RemoteStorage) -> list[str]:
+        found = names(storage)
+        fs.pipe_file(f"{root}/{listed_manifests.NAME}", b"by another push")
+        return found
+
+    monkeypatch.setattr(RemoteStorage, "names", replaced_after)
+    assert steps_of(open_trace(url)) == steps_of(open_trace(directory))
+
+
 def test_metadata_without_a_json_form_is_read_from_the_first_batch(tmp_path: Path) -> None:
     metadata = {"bytes": b"\0", "pair": (1, 2)}
     trace = open_trace(uploaded(batches(tmp_path, 9, metadata=metadata)))
