@@ -31,7 +31,7 @@ from gym_trace.storage.interrupts import held_back
 _ROWS = 128  # rows of each lane in a slab, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
 _LEAST_LOG, _INFO = 64 << 10, 64  # min bytes of a log; bytes of the log per info of a lane
-_AHEAD = 2  # slabs that may wait for the thread, which runs while NumPy copies large arrays
+_AHEAD = 2  # slabs that may wait for the thread, which runs while large arrays are copied
 _SLABS = 3  # full slabs, and the one being filled
 _left_to_parents: list[Any] = []  # freeing memory of a device in a forked child may end the child
 
