@@ -371,7 +371,7 @@ def test_an_object_overwritten_while_it_is_read_raises(tmp_path: Path, web: Web)
     wide(tmp_path / "other", uid="w", seed=5)
     trace = open_trace(served(tmp_path / "one", web))
     served(tmp_path / "other", web)
-    with pytest.raises(TraceError, match="was overwritten while it was read; open the trace again"):
+    with pytest.raises(TraceError, match="was overwritten while it was read; open it again"):
         [episode.observations for episode in trace]
 
 

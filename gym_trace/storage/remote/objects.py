@@ -69,11 +69,11 @@ class Wanted(NamedTuple):
     length: int
 
 
-class Overwritten(Exception):
-    """An object no longer has the version that was requested."""
+class Overwritten(RemoteError):
+    """An object no longer has the version that was requested. Stores raise it without a message."""
 
 
-_FINAL = (FileNotFoundError, FileExistsError, Overwritten, RemoteError, MissingExtra)  # errors not worth a retry
+_FINAL = (FileNotFoundError, FileExistsError, RemoteError, MissingExtra)  # errors not worth a retry
 
 
 class ObjectStore(Protocol):
@@ -109,6 +109,8 @@ def persistently(call: Callable[[], _T], what: str, wait: Callable[[float], obje
     for retries_left in range(TRIES - 1, -1, -1):
         try:
             return call()
+        except Overwritten:
+            raise Overwritten(f"{what}: was overwritten while it was read; open it again") from None
         except _FINAL:
             raise
         except Exception as error:

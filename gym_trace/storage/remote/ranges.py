@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections import deque
@@ -10,13 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import groupby, takewhile
 from math import inf
-from operator import itemgetter
 from threading import Event, Lock
 
-from gym_trace.errors import RemoteError
 from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import init_in_each_process
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, persistently
+from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, persistently
 from gym_trace.storage.remote.stores import store_at
 
 _MOST_REQUESTS = 32  # at the same time
@@ -77,32 +76,20 @@ class RangeReader:
         return int(min(max(size, limits[0]), limits[1]))
 
     def whole(self, objects: Mapping[str, StoredObject]) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yield the names of objects, each with its blocks from front to back, while the next ones are fetched.
-
-        Raises RemoteError.
-        """
-        for name, parts in groupby(self._parts(objects), itemgetter(0)):
-            yield name, (data for _, data in parts)
-
-    def _parts(self, objects: Mapping[str, StoredObject]) -> Iterator[tuple[str, bytes]]:
+        """Yield the names of objects, each with its bytes from front to back; see read()."""
         most = self.most
         wanted = [
             Wanted(name, stored, at, min(most, stored.size - at))
             for name, stored in objects.items()
             for at in range(0, max(1, stored.size), most)
         ]
-        blocks = self.read(wanted)
-        for request in wanted:
-            try:
-                data = next(blocks)
-            except (FileNotFoundError, Overwritten):
-                raise RemoteError(f"{self.shown}/{request.name}: changed while it was read; try again") from None
-            yield request.name, data
+        for name, parts in groupby(zip(wanted, self.read(wanted)), lambda part: part[0].name):
+            yield name, (data for _, data in parts)
 
     def read(self, wanted: Sequence[Wanted]) -> Iterator[bytes]:
         """Yield the bytes of ranges, in order, while the next ones are fetched.
 
-        Raises FileNotFoundError, Overwritten, RemoteError.
+        Raises RemoteError; Overwritten and FileNotFoundError if an object was overwritten or removed.
         """
         coming, stop = iter(wanted), Event()
         waiting: deque[tuple[Wanted, Future[bytes]]] = deque()
@@ -160,7 +147,11 @@ class RangeReader:
             self._measure(begin, len(data))
             return data
 
-        return persistently(attempt, f"{self.shown}/{request.name}", stop.wait)
+        path = f"{self.shown}/{request.name}"
+        try:
+            return persistently(attempt, path, stop.wait)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "no longer there", path) from None
 
     def _measure(self, begin: float, length: int) -> None:
         now = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Any, NamedTuple
 
-from gym_trace.errors import RemoteError, TraceNotFound, warn
+from gym_trace.errors import TraceNotFound, warn
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
 from gym_trace.storage.remote.cache import (
     BLOCK,
@@ -121,21 +120,13 @@ class RemoteStorage(ReadStorage):
         runs = deque[_Run]()
         for name in sorted(wanted):
             runs += self._begin(name, self.stored(name), sorted(wanted[name]))[0]
-        try:
-            self._fetch(runs)
-        except Overwritten:
-            raise self.overwritten(*wanted) from None
+        self._fetch(runs)
 
     def soon(self, call: Callable[[], object]) -> None:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_READ_AHEAD_THREADS, "gym-trace-ahead")
         self._pool.submit(call)  # after an error, the read that needs the bytes fetches them again, or raises
-
-    def overwritten(self, *names: str) -> RemoteError:
-        """Return the error for a file, or one of several, that no longer has the listed version."""
-        path = self.path(names[0]) if len(names) == 1 else self.root
-        return RemoteError(f"{path}: was overwritten while it was read; open the trace again")
 
     def blocks(self, name: str, stored: StoredObject, numbers: Iterable[int]) -> list[bytes]:
         """Return blocks of a file, from the cache or the store. Threads that need the same block share its request.
@@ -183,13 +174,10 @@ class RemoteStorage(ReadStorage):
                 runs[0].data.set_result(data)
                 self._landed(runs.popleft())
         except BaseException as error:
-            path = self.path(runs[0].wanted.name)
-            if isinstance(error, FileNotFoundError):
-                error = FileNotFoundError(errno.ENOENT, "no longer there", path)
             for run in runs:
                 run.data.set_exception(error)
                 self._landed(run)
-            raise error from None
+            raise
 
     def _landed(self, run: _Run) -> None:
         with self._lock:
@@ -216,7 +204,7 @@ class RemoteReader(Reader):
             found = self._storage.blocks(self._name, self._stored, numbers)
         except Overwritten:
             if self._is_fixed:
-                raise self._storage.overwritten(self._name) from None
+                raise
             self._storage.names()
             self._stored = self._storage.stored(self._name)  # the file may be a manifest that has grown
             self.size, self._is_fixed = self._stored.size, True
