@@ -8,6 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+_PIECE_BYTES = 256 << 10
+_BURST_SECONDS = 0.02  # time that a connection may have been idle and still make up for
+
 
 class QuietHandler(BaseHTTPRequestHandler):
     """Keeps connections, logs nothing, and minds no client that has gone."""
@@ -21,6 +24,9 @@ class QuietHandler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             super().handle()
 
+    def count(self, length: int) -> None:
+        """Called with the bytes of each piece of a body before it is sent."""
+
     def answer(self, status: int, body: bytes, headers: dict[str, str], cut: bool = False) -> int:
         """Send an answer, of the body only half if it is cut; return the bytes of the body that were sent."""
         self.send_response(status)
@@ -28,7 +34,12 @@ class QuietHandler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         self.close_connection |= cut
-        return 0 if self.command == "HEAD" else self.wfile.write(body[: len(body) // 2] if cut else body)
+        sent = memoryview(body)[: 0 if self.command == "HEAD" else len(body) // 2 if cut else len(body)]
+        for begin in range(0, len(sent), _PIECE_BYTES):
+            piece = sent[begin : begin + _PIECE_BYTES]
+            self.count(len(piece))
+            self.wfile.write(piece)
+        return len(sent)
 
 
 @contextlib.contextmanager
@@ -53,7 +64,7 @@ class Web:
     the handler. A path with list-type in its query is a bucket of S3, whose objects are the files below it.
     """
 
-    def __init__(self, latency: float):
+    def __init__(self, latency: float, rate: float):
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
         self.failures: list[int | str | None] = []
@@ -61,23 +72,40 @@ class Web:
         self.lists = True
         self.has_ranges = self.has_head = True
         self.sent = 0
+        self._lock = threading.Lock()
+        self._busy_until = 0.0
         self.url = ""
-        self.latency = latency
+        self.latency, self.rate = latency, rate
         self.slow = 0.05
 
-    def listed(self, bucket: str, prefix: str) -> bytes:
-        """Return the answer of S3 to a list of the objects of a bucket with a prefix, up to the next slash."""
-        names = [path.removeprefix(f"{bucket}/") for path in self.files if path.startswith(f"{bucket}/{prefix}")]
-        folders = {prefix + n[len(prefix) :].partition("/")[0] + "/" for n in names if "/" in n[len(prefix) :]}
-        found = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(tag_of(data))}</ETag>"
-            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for name in names
-            if "/" not in name[len(prefix) :]
-            for data in [self.files[f"{bucket}/{name}"]]
+    def count(self, length: int) -> None:
+        """Count bytes of a body and, with a rate, wait until all connections together could have sent them."""
+        with self._lock:
+            self.sent += length
+            if not self.rate:
+                return
+            self._busy_until = max(self._busy_until, time.monotonic() - _BURST_SECONDS) + length / self.rate
+            seconds = self._busy_until - time.monotonic()
+        time.sleep(max(0.0, seconds))
+
+    def listed(self, bucket: str, prefix: str, delimiter: str) -> bytes:
+        """Return the answer of S3 to a list of the objects of a bucket with a prefix, up to the next delimiter."""
+        found = {}
+        for path, data in self.files.items():
+            name = path.removeprefix(f"{bucket}/")
+            folder, slash, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            if not path.startswith(f"{bucket}/{prefix}"):
+                continue
+            if slash:
+                found[folder] = f"<CommonPrefixes><Prefix>{escape(prefix + folder + slash)}</Prefix></CommonPrefixes>"
+                continue
+            found[name] = (
+                f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{escape(tag_of(data))}</ETag>"
+                "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            )
+        return (
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(found.values())}</ListBucketResult>".encode()
         )
-        found += "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode()
 
 
 def tag_of(data: bytes) -> str:
@@ -85,11 +113,14 @@ def tag_of(data: bytes) -> str:
 
 
 @contextlib.contextmanager
-def serving(latency: float = 0) -> Iterator[Web]:
-    """latency: seconds to wait before each answer."""
-    web = Web(latency)
+def serving(latency: float = 0, rate: float = 0) -> Iterator[Web]:
+    """latency: seconds to wait before each answer. rate: bytes per second of all bodies together; 0: no limit."""
+    web = Web(latency, rate)
 
     class Handler(QuietHandler):
+        def count(self, length: int) -> None:
+            web.count(length)
+
         def do_GET(self) -> None:
             time.sleep(web.latency)
             path, query = unquote(urlsplit(self.path).path), parse_qs(urlsplit(self.path).query)
@@ -105,13 +136,14 @@ def serving(latency: float = 0) -> Iterator[Web]:
             elif isinstance(failure, int):
                 self.answer(failure, b"secret-in-an-answer", {})
             elif "list-type" in query:
-                found = web.listed(path.rstrip("/"), query.get("prefix", [""])[0])
-                web.sent += self.answer(200, found, {}, failure == "cut")
+                asked_for = (query.get(name, [""])[0] for name in ("prefix", "delimiter"))
+                found = web.listed(path.rstrip("/"), *asked_for)
+                self.answer(200, found, {}, failure == "cut")
             elif path.endswith("/") and web.lists:
                 names = [name.removeprefix(path).partition("/") for name in web.files if name.startswith(path)]
                 links = dict.fromkeys(name + slash for name, slash, _ in names)
                 page = "".join(f'<a href="{link}">{link}</a>' for link in links).encode()
-                web.sent += self.answer(200 if names else 404, page, {"Content-Type": "text/html"})
+                self.answer(200 if names else 404, page, {"Content-Type": "text/html"})
             else:
                 self._answer_file(web.files.get(path), asked, failure)
 
@@ -133,12 +165,14 @@ def serving(latency: float = 0) -> Iterator[Web]:
             headers = {"ETag": tag_of(data), "Accept-Ranges": "bytes", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
             status = 200
             if asked and web.has_ranges:
-                first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                begin, _, end = asked.removeprefix("bytes=").partition("-")
+                first = int(begin) if begin else max(0, len(data) - int(end))
+                last = min(int(end), len(data) - 1) if begin and end else len(data) - 1
                 if failure == "other range":
                     first, last = first + 1, last + 1
                 headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
                 data, status = data[first : last + 1], 206
-            web.sent += self.answer(status, data, headers, failure == "cut")
+            self.answer(status, data, headers, failure == "cut")
 
     with running(Handler) as web.url:
         yield web

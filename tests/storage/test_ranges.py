@@ -256,7 +256,7 @@ def test_credentials_come_from_the_profile_that_botocore_reads(
 
     def answered(handler: QuietHandler) -> None:
         signed.append(handler.headers["Authorization"])
-        handler.answer(200, web.listed("/b", "t/"), {})
+        handler.answer(200, web.listed("/b", "t/", "/"), {})
 
     web.answers["/b"] = answered
     assert RangeReader(url).entries() == {}
