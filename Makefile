@@ -6,7 +6,7 @@ DEMO ?= demo_trace
 PAGE := tests/tools/viewer/test_page_browser.py
 C_SOURCES := $(wildcard gym_trace/*/c_*/*)
 
-.PHONY: demo docs drawings quick test test-plain test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures wheels sdist wheels-ci workflows paper changelog release release-ready bench bench-against bench-batches bench-device bench-training clean
+.PHONY: demo docs drawings quick test test-plain test-page test-long check check-extras lint setup compat strangers corpus test-interop test-remote sanitize flat samples viewer pictures wheels sdist wheels-ci workflows paper changelog release release-ready bench bench-against bench-batches bench-device bench-remote bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -173,6 +173,13 @@ bench-against: .venv-bench/.installed
 bench-batches: .venv-bench/.installed
 	test -n "$(TRACE)" || test -d .venv-bench/trace || .venv-bench/bin/gym-trace record CartPole-v1 -o .venv-bench/trace --num-envs 16 --steps 1000000 --seed 0
 	.venv-bench/bin/python benchmarks/sampling.py $(or $(TRACE),.venv-bench/trace) $(BENCH)
+
+# Reading from an object store beside Lance, zarr and Parquet (1 GB, half an hour; 5 minutes with BENCH=--quick). BENCH=--write puts the tables into
+# docs/reference/benchmarks.md.
+bench-remote:
+	test -x .venv-bench-remote/bin/python || $(PYTHON) -m venv .venv-bench-remote
+	.venv-bench-remote/bin/pip install --quiet --disable-pip-version-check -e '.[remote]' pylance zarr pyarrow
+	.venv-bench-remote/bin/python benchmarks/remote.py $(BENCH)
 
 # Recording from a GPU, beside plain copies to the host. PYTHON has PyTorch or JAX for the GPU, and gets gym-trace.
 # BENCH="--device cpu" tries the script without a GPU.

@@ -6,7 +6,7 @@ Stores the same steps in each format: 10^6 steps of HalfCheetah's shapes, in epi
 84 x 84 x 3 that do not compress. Serves them as a bucket of S3 on 127.0.0.1, waiting --latency milliseconds before each
 answer, and sending --rate MB/s at most. Each figure is the median of --turns new processes with empty caches, all
 formats in turns, from before the data is opened; packages are imported before that. Sums of what was read must agree.
---write puts the tables into benchmarks/MEASUREMENTS.md.
+--write puts the tables into docs/reference/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=125.0, help="MB per second")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a twentieth of the data, one turn")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/MEASUREMENTS.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/reference/benchmarks.md")
     given = parser.parse_args()
     given.turns = 1 if given.quick else given.turns
     versions = ", ".join(f"{form.package} {importlib.metadata.version(form.package)}" for form in FORMATS.values())
@@ -401,7 +401,7 @@ def main() -> None:
             lines += ["", *report(kind, sizes, measured(Path(folder), kind, given))]
     print("\n".join(lines))
     if given.write:
-        document = HERE / "MEASUREMENTS.md"
+        document = HERE.parent / "docs" / "reference" / "benchmarks.md"
         text = "\n".join(lines)
         document.write_text(_MARK.sub(lambda mark: f"{mark[1]}{text}\n{mark[2]}", document.read_text()))
 
