@@ -14,7 +14,7 @@ from gym_trace.format.columns import Buffer
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.protocol import Reader
 
-_MOST_LISTED = 16 << 10  # bytes of an index record in a manifest, which is published again after each batch
+_MOST_LISTED = 32 << 10  # bytes of an index record in a manifest, which is published again after each batch
 _CRC_BYTES = 4
 
 
