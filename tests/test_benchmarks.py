@@ -226,3 +226,15 @@ def test_the_script_for_a_device_runs_on_the_cpu(tmp_path: Path) -> None:
     assert results["steps"]
     assert not any(row["wrong"] for row in results["checked"])
     assert all(row["episodes"] > 40 for row in results["checked"])  # some ended while they were recorded
+
+
+def test_the_model_of_scale_predicts_the_requests_of_a_pushed_trace(benchmarks: None) -> None:
+    import scale_model
+
+    small = scale_model.Trace(steps=30_000, writers=1000, episode=30, hours=0)
+    assert scale_model.predictions(small)["open"].requests == 4  # three pages of the listing, and manifests.index
+    large = scale_model.Trace(steps=1e10, writers=1000, episode=500, hours=24)
+    assert large.compacted().batches < large.batches / 50
+    assert "1e+10 steps, 2.0e+07 episodes, 1,000 writers, 144,000 batches, 160.0 GB" in scale_model.table(
+        large, 0.03, 1e8
+    )

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import endless_recording
 import forked_python
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import rings
 from long_tests import LONG
+from runs import in_a_child
 from scripted_env import CountingEnv
 
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, open_trace
@@ -293,6 +295,32 @@ def test_a_ring_begins_small_and_grows_with_the_steps(tmp_path: Path) -> None:
     assert len(set(sizes)) == 2
     env.close()
     assert index_of(open_trace(tmp_path)).readers[0].chunk_count == 1
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_writer_killed_while_its_ring_grows_loses_no_step(tmp_path: Path, is_renamed: bool) -> None:
+    def killed(source: str, target: str) -> None:
+        if os.path.exists(target):  # the ring that is too small
+            if is_renamed:
+                os.replace(source, target)
+            os._exit(0)
+        os.replace(source, target)
+
+    def record() -> None:
+        env = TraceRecordingWrapper(CountingEnv(length=10_000), tmp_path / "t", flush_seconds=1e6)
+        env.reset(seed=0)
+        with mock.patch("os.rename", killed), open(tmp_path / "step", "wb", buffering=0) as progress:
+            for step in range(10_000):
+                os.pwrite(progress.fileno(), b"%5d" % step, 0)
+                env.step(1)
+
+    in_a_child(record)
+    done = int((tmp_path / "step").read_text())
+    assert done > 500
+    (episode,) = open_trace(tmp_path / "t")
+    assert episode.observations[:, 0].tolist() == list(range(done + 1))
+    assert take_in_rings(tmp_path / "t")[1] == []
+    assert [len(one) for one in open_trace(tmp_path / "t")] == [done]
 
 
 def test_a_refresh_reads_a_dead_ring_once_and_notes_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,277 @@
+"""Predict requests, bytes, CPU time and memory of a trace of any size, from measured constants.
+
+    python benchmarks/scale_model.py [--steps 1e10] [--writers 1000] [--episode 500] [--hours 24] [--latency 30]
+    python benchmarks/scale_model.py --measure 1e6 1e7
+
+The first form prints the prediction for steps like those of CartPole. The second one records traces of 1,024 lanes,
+measures each operation in a new process, and prints it beside its prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+BATCH_BYTES, SEAL_SECONDS = 64 << 20, 600  # a batch ends after either
+SCHEMA_BYTES, SCHEMAS_BYTES = 2000, 4 << 20  # of a writer, and of all writers of one compacted file
+LISTED_PER_PAGE = 1000
+LISTED_INDEX = 16 << 10  # bytes of an index in a manifest
+INDEX_BYTES = 15  # per fragment
+MANIFESTS_BYTES = 64 << 20  # of manifests.index
+OBJECT_BYTES = 300  # of an object in a listing
+CACHE_BYTES = 1 << 30  # of windows
+RANGE_BYTES = 4 << 20  # of a request
+AT_ONCE = 16  # requests in flight
+BYTES_PER_STEP = 16
+
+
+class Costs(NamedTuple):
+    """CPU time or memory of one step, episode, batch and writer."""
+
+    step: float = 0
+    episode: float = 0
+    batch: float = 0
+    writer: float = 0
+
+
+# CPU time in microseconds, measured on 2026-11-28 on two shared cores, beside other work: steps and episodes by
+# --measure, batches and writers with 1,500 batches of one writer and one batch of each of 400 writers.
+CPU = {
+    "open": Costs(0, 0.33, 300, 800),
+    "refresh, nothing new": Costs(0, 0, 50, 140),
+    "scan": Costs(0.068, 12, 300, 800),
+    "check": Costs(0.13, 2.8, 2200, 2800),
+    "push": Costs(0.03, 0, 630, 1700),
+    "push, nothing new": Costs(0, 0, 110, 160),
+    "compact": Costs(0.135, 8.2, 1400, 2500),
+}
+MEMORY = {  # bytes; check reads one writer after the other
+    "open": Costs(0, 145, 7600, 6000),
+    "scan": Costs(0, 300, 7600, 6000),
+    "compact": Costs(0, 430, 7600, 12000),
+}
+WINDOW_CPU, ROW_BYTES = 0.45, 46  # steps in memory before the first batch of windows of a stream
+CHECKED_BYTES, FIXED_BYTES = 240, 10e6  # per episode of a writer, and once per operation
+
+
+@dataclass
+class Trace:
+    """A trace of equal writers. episode: mean steps of an episode. hours: how long each writer records."""
+
+    steps: float
+    writers: int
+    episode: float
+    hours: float
+
+    @property
+    def bytes(self) -> float:
+        return self.steps * BYTES_PER_STEP
+
+    @property
+    def episodes(self) -> float:
+        return self.steps / self.episode
+
+    @property
+    def batches(self) -> int:
+        each = max(self.bytes / self.writers / BATCH_BYTES, self.hours * 3600 / SEAL_SECONDS)
+        return self.writers * max(1, math.ceil(each))
+
+    @property
+    def index_bytes(self) -> float:
+        """Bytes of the index of a batch."""
+        return 400 + INDEX_BYTES * self.episodes / self.batches
+
+    def total(self, costs: Costs) -> float:
+        return (
+            costs.step * self.steps
+            + costs.episode * self.episodes
+            + costs.batch * self.batches
+            + costs.writer * self.writers
+        )
+
+    def compacted(self) -> Trace:
+        """Return the trace with full batches, which hold the episodes of many writers."""
+        return Trace(self.steps, math.ceil(self.writers * SCHEMA_BYTES / SCHEMAS_BYTES), self.episode, 0)
+
+    def part(self, parts: int) -> Trace:
+        """Return one of several traces with the same number of writers each."""
+        return Trace(self.steps / parts, math.ceil(self.writers / parts), self.episode, self.hours)
+
+
+class Prediction(NamedTuple):
+    """Needs of an operation. pages: requests that wait for each other."""
+
+    requests: float
+    pages: float
+    bytes: float
+    cpu: float
+    memory: float
+
+
+def opening(trace: Trace) -> tuple[float, float, float]:
+    """Return the requests, pages of the listing, and bytes to open a trace at a URL."""
+    pages = math.ceil((trace.batches + trace.writers + 1) / LISTED_PER_PAGE)
+    is_small = trace.index_bytes <= LISTED_INDEX
+    manifest = 1500 + trace.batches / trace.writers * (200 + 1.37 * (trace.index_bytes if is_small else 64))
+    joined = min(trace.writers, MANIFESTS_BYTES / manifest) if trace.writers >= 16 else 0
+    reads = (joined > 0) + trace.writers - joined + (0 if is_small else trace.batches)
+    size = trace.writers * manifest - joined * 1300 + (0 if is_small else trace.batches * trace.index_bytes)
+    return pages + reads, pages, size + OBJECT_BYTES * (trace.batches + trace.writers)
+
+
+def predictions(trace: Trace) -> dict[str, Prediction]:
+    """Return what each operation takes."""
+    requests, pages, size = opening(trace)
+    cpu = {name: trace.total(costs) / 1e6 for name, costs in CPU.items()}
+    memory = {name: trace.total(costs) + FIXED_BYTES for name, costs in MEMORY.items()}
+    checked = CHECKED_BYTES * trace.episodes / trace.writers + FIXED_BYTES
+    listing = OBJECT_BYTES * (trace.batches + trace.writers)
+    whole = trace.batches + trace.bytes / RANGE_BYTES
+    stored = trace.batches + trace.writers
+    held = min(trace.steps, CACHE_BYTES / ROW_BYTES)  # steps
+    cpu["windows"] = cpu["open"] + WINDOW_CPU * held / 1e6
+    windows = requests + held * BYTES_PER_STEP / RANGE_BYTES, pages, size + held * BYTES_PER_STEP
+    needs = {
+        "open": (requests, pages, size, memory["open"]),
+        "refresh, nothing new": (pages, pages, listing, memory["open"]),
+        "scan": (requests + whole, pages, trace.bytes, memory["scan"]),
+        "windows": (*windows, memory["open"] + held * ROW_BYTES),
+        "check": (pages + whole, pages, trace.bytes, checked),
+        "push": (stored + 2 * pages + 1, 2 * pages, trace.bytes, listing),
+        "push, nothing new": (pages, pages, listing, listing),
+        "compact": (0, 0, 2 * trace.bytes, memory["compact"]),
+    }
+    return {name: Prediction(*counts, cpu[name], held) for name, (*counts, held) in needs.items()}
+
+
+def table(trace: Trace, latency: float, bandwidth: float) -> str:
+    """Return the predictions as text. latency: seconds of a request; bandwidth: bytes per second."""
+    lines = [
+        f"{trace.steps:.0e} steps, {trace.episodes:.1e} episodes, {trace.writers:,} writers, "
+        f"{trace.batches:,} batches, {_bytes(trace.bytes)}",
+        f"{'':22}{'requests':>10}{'bytes':>12}{'CPU, s':>10}{'memory, MB':>12}{'wall, s':>10}",
+    ]
+    for name, one in predictions(trace).items():
+        waits = latency * (one.pages + (one.requests - one.pages) / AT_ONCE)
+        wall = max(one.cpu, waits + one.bytes / bandwidth) if one.requests else one.cpu
+        counts = f"{one.requests:10,.0f}{_bytes(one.bytes):>12}{one.cpu:10,.1f}{one.memory / 1e6:12,.0f}"
+        lines.append(f"{name:22}{counts}{wall:10,.1f}")
+    return "\n".join(lines)
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+_MEASURE = """
+import json, sys, time
+import gym_trace, gym_trace.edit
+name, path, out = sys.argv[1:]
+
+def peak():
+    return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+def run():
+    if name == "check":
+        return gym_trace.check_trace(path)
+    if name == "compact":
+        return gym_trace.edit.compact(path, out)
+    trace = gym_trace.open_trace(path)
+    if name == "scan":
+        for _ in trace.scan():
+            pass
+    if name == "windows":
+        batches = iter(trace.windows(8, 256, cache=None))
+        for _ in range(20):
+            next(batches)
+    return trace
+
+warm = gym_trace.open_trace(path + "-warm")  # the imports of the first access are not measured
+len(warm), next(iter(warm.scan()))
+before, begin = peak(), time.process_time()
+found = run()
+print(json.dumps({"cpu": time.process_time() - begin, "memory": peak() - before}))
+"""
+
+
+def record(directory: Path, steps: int, balances: bool) -> None:
+    """Record 1,024 CartPoles with random actions, or with actions that balance them."""
+    import gymnasium
+    import numpy as np
+
+    import gym_trace
+
+    env = gymnasium.make_vec("CartPole-v1", 1024, vectorization_mode="vector_entry_point")
+    envs, random = gym_trace.TraceRecordingVectorWrapper(env, directory), np.random.default_rng(0)
+    observations, _ = envs.reset(seed=0)
+    for _ in range(-(-steps // 1024)):
+        angles = observations[:, 2] + 0.5 * observations[:, 3]
+        observations, *_ = envs.step((angles > 0).astype(np.int64) if balances else random.integers(0, 2, 1024))
+    envs.close()
+
+
+def measured(operation: str, directory: Path) -> dict[str, float]:
+    """Measure an operation in a new process."""
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-c", _MEASURE, operation, str(directory), str(Path(out, "new"))]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def compare(sizes: list[float]) -> None:
+    """Record traces of these numbers of steps, and print what operations take beside the predictions."""
+    import gym_trace
+
+    print(f"{'':36}{'CPU, s':>10}{'predicted':>11}{'memory, MB':>12}{'predicted':>11}")
+    with tempfile.TemporaryDirectory(prefix="gym-trace-scale-") as name:
+        for size in sizes:
+            for balances in (False, True):
+                directory = Path(name, f"{size:.0e}-{balances}")
+                record(Path(f"{directory}-warm"), 1 << 14, balances)
+                record(directory, int(size), balances)
+                trace = gym_trace.open_trace(directory)
+                batches = len(list(directory.glob("*.gtb")))
+                steps = int(trace.episodes["steps"].sum())
+                one = Trace(steps, 1, steps / len(trace), batches * SEAL_SECONDS / 3600)
+                for operation in ("open", "scan", "windows", "check", "compact"):
+                    found, expected = measured(operation, directory), predictions(one)[operation]
+                    title = f"{operation}, {steps:.0e} steps, {one.episode:.0f} per episode"
+                    print(
+                        f"{title:36}{found['cpu']:10.2f}{expected.cpu:11.2f}"
+                        f"{found['memory'] / 1e6:12.0f}{expected.memory / 1e6:11.0f}"
+                    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=float, default=1e10)
+    parser.add_argument("--writers", type=int, default=1000)
+    parser.add_argument("--episode", type=float, default=500, help="steps of an episode, mean")
+    parser.add_argument("--hours", type=float, default=24, help="how long each writer records")
+    parser.add_argument("--parts", type=int, default=10, help="traces that the writers are divided into")
+    parser.add_argument("--latency", type=float, default=30, help="milliseconds of a request")
+    parser.add_argument("--bandwidth", type=float, default=1, help="gigabits per second")
+    parser.add_argument("--measure", type=float, nargs="+", metavar="STEPS", help="record, measure and compare")
+    given = parser.parse_args()
+    if given.measure:
+        compare(given.measure)
+        return
+    trace = Trace(given.steps, given.writers, given.episode, given.hours)
+    part = trace.part(given.parts)
+    shapes = {"as recorded": trace, "compacted": trace.compacted()}
+    if given.parts > 1:
+        shapes |= {f"one of {given.parts} parts": part, f"one of {given.parts} parts, compacted": part.compacted()}
+    for title, one in shapes.items():
+        print(f"{title}: {table(one, given.latency / 1e3, given.bandwidth * 125e6)}\n")
+
+
+if __name__ == "__main__":
+    main()
