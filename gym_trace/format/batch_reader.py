@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +16,13 @@ from gym_trace.errors import CorruptTrace, TraceError, UnsupportedTrace, warn
 from gym_trace.format import wire
 from gym_trace.format.column_table import BLOCK_TABLE, COLUMNS, StoredColumns
 from gym_trace.format.columns import (
+    STEP_COLUMNS,
     Buffer,
     ColumnDescriptor,
     Path,
     decode,
     decode_rows,
+    decode_some,
     is_path,
     packed_values,
 )
@@ -26,7 +30,16 @@ from gym_trace.format.fragments import Fragments, read_fragments
 from gym_trace.format.kernels import crc32
 from gym_trace.format.listed_index import ListedIndex, index_text
 from gym_trace.format.parity import HealedReader, stored_parity
-from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, header_at, metadata_of, next_record
+from gym_trace.format.records import (
+    SCAN_BLOCK,
+    checked,
+    checked_blocks,
+    columns_of,
+    header_at,
+    metadata_of,
+    next_record,
+    span_of,
+)
 from gym_trace.format.restoring import heal
 from gym_trace.storage import staging
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
@@ -38,6 +51,7 @@ PARITY_CONTRADICTS = "the parity contradicts intact data; nothing is restored fr
 _NO_RECORD = "not a record"
 _FARTHEST = 1 << 40  # largest plausible offset; operating systems reject much larger ones
 _HEALING = threading.Lock()  # heal one batch at a time; other threads wait for the restored bytes
+_ROOTS_WITH_ROWS = ("observations", *STEP_COLUMNS)
 _SMALL = 1 << 16  # bytes; smaller chunks are fetched whole, larger ones in two round trips: header, then columns
 _CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
@@ -75,8 +89,24 @@ def restored_ranges(path: str, blocks: Mapping[int, bytes]) -> list[Damage]:
     return ranges
 
 
+class RowRanges(NamedTuple):
+    """Ranges of rows (begin, end) of a chunk: of its observations, and of its steps."""
+
+    observations: Sequence[tuple[int, int]]
+    steps: Sequence[tuple[int, int]]
+
+    def runs_in(self, column: ColumnDescriptor) -> list[range] | None:
+        """Return the blocks of a column with these rows, as runs; None: all, or the column has no blocks."""
+        if column.blocks is None or column.path[0] not in _ROOTS_WITH_ROWS:
+            return None
+        runs = column.blocks.runs(self.observations if column.path[0] == "observations" else self.steps)
+        return None if 2 * sum(map(len, runs)) > len(column.blocks) else runs
+
+
 class Chunk:
     """The columns of one chunk: read, verified, and decoded on access.
+
+    Some columns may have been read in part, in blocks; then array() has zeros in place of the other rows.
 
     Attributes:
         described: descriptors of all columns, also of unread ones.
@@ -89,13 +119,16 @@ class Chunk:
         blobs: dict[Path, tuple[ColumnDescriptor, Buffer]],
         described: list[ColumnDescriptor],
         located: Callable[[CorruptTrace], CorruptTrace],
+        parts: Mapping[Path, Mapping[range, Buffer]] = MappingProxyType({}),
     ):
+        """parts: the runs of blocks that were read of some columns, whose blobs are empty."""
         self.described = described
         self.rows = {column.path: column.rows for column in described}
         self._blobs = blobs
         self.located = located
         self._decoded: dict[Path, Array] = {}
         self._packed: dict[Path, list[bytes]] = {}
+        self._parts = parts
 
     @property
     def columns(self) -> dict[Path, ColumnDescriptor]:
@@ -115,11 +148,12 @@ class Chunk:
     def only(self, wanted: Callable[[Path], bool]) -> Chunk:
         """Return a chunk with the wanted columns only."""
         blobs = {path: blob for path, blob in self._blobs.items() if wanted(path)}
-        return Chunk(blobs, self.described, self.located)
+        parts = {path: runs for path, runs in self._parts.items() if wanted(path)}
+        return Chunk(blobs, self.described, self.located, parts)
 
     def again(self) -> Chunk:
         """Return another chunk that shares the decoded rows."""
-        other = Chunk(dict(self._blobs), self.described, self.located)
+        other = Chunk(dict(self._blobs), self.described, self.located, self._parts)
         other._decoded = self._decoded
         return other
 
@@ -130,7 +164,9 @@ class Chunk:
     def array(self, path: Path) -> Array:
         """Return the decoded rows of a column: the same writable array on every call."""
         if path not in self._decoded:
-            self._decoded[path] = self._by(decode, path)
+            self._decoded[path] = (
+                self._by(decode_some, path, self._parts[path]) if path in self._parts else self._by(decode, path)
+            )
         return self._decoded[path]
 
     def packed(self, path: Path) -> list[bytes]:
@@ -357,14 +393,16 @@ class BatchReader:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE)).file_id != self.header.file_id
         return False
 
-    def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
+    def read_chunk(self, number: int, wanted: Callable[[Path], bool], rows: RowRanges | None = None) -> Chunk:
         """Read the wanted columns of a chunk and verify their checksums.
+
+        rows: rows that are needed; of columns in blocks, only the blocks with these are read. None: all rows.
 
         Raises CorruptTrace, and TraceError if the file was removed or replaced since it was opened.
         """
         before = self._restored
         try:
-            return self._read_chunk(number, wanted)
+            return self._read_chunk(number, wanted, rows)
         except (CorruptTrace, FileNotFoundError) as error:
             try:
                 is_there = not self.is_replaced(self.name)
@@ -377,7 +415,7 @@ class BatchReader:
             self.heal()
             if self._restored is before:
                 raise
-            return self._read_chunk(number, wanted)  # healed, perhaps by another thread
+            return self._read_chunk(number, wanted, rows)  # healed, perhaps by another thread
 
     def _confirm(self) -> None:
         """Raise TraceError if the manifest lists the index of another file than this one."""
@@ -389,35 +427,63 @@ class BatchReader:
             raise TraceError(f"{self.path}: not the batch that its manifest lists; call refresh() to read it as it is")
         self.is_listed = False
 
-    def _read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
+    def _read_chunk(self, number: int, wanted: Callable[[Path], bool], rows: RowRanges | None) -> Chunk:
         offset = int(self.chunks["offset"][number])
+        blobs: dict[Path, tuple[ColumnDescriptor, Buffer]] = {}
+        parts: dict[Path, dict[range, Buffer]] = {}
         try:
             with self.open() as file:
                 columns = self._columns_at(file, number)
                 if self._storage.ahead:
-                    self._storage.expect(Span(self.name, at, c.stored) for c, at in columns if wanted(c.path))
-                blobs = {c.path: (c, checked(file, where, c)) for c, where in columns if wanted(c.path)}
+                    self._storage.expect(self._spans(columns, wanted, rows))
+                for column, at in columns:
+                    if not wanted(column.path):
+                        continue
+                    runs = None if rows is None else rows.runs_in(column)
+                    blobs[column.path] = column, b"" if runs is not None else checked(file, at, column)
+                    if runs is not None:
+                        parts[column.path] = {run: checked_blocks(file, at, column, run) for run in runs}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
         path = self.path  # a chunk must not keep its batch alive, whose table can be large
-        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset))
+        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset), parts)
+
+    def _spans(
+        self, columns: list[tuple[ColumnDescriptor, int]], wanted: Callable[[Path], bool], rows: RowRanges | None
+    ) -> Iterator[Span]:
+        for column, at in columns:
+            if wanted(column.path):
+                runs = None if rows is None else rows.runs_in(column)
+                if runs is None:
+                    yield Span(self.name, at, column.stored)
+                else:
+                    yield from (span_of(self.name, at, column, run) for run in runs)
+
+    def spans(
+        self, wanted: Callable[[Path], bool], numbers: Iterable[int], rows: Iterable[RowRanges | None]
+    ) -> list[Span]:
+        """Return what read_chunk() reads for these chunks, but for damaged ones. rows: of each chunk.
+
+        Raises OSError, CorruptTrace.
+        """
+        numbers = list(numbers)
+        if self.columns is None and self._storage.ahead:
+            entries = [self.chunks[["offset", "length"]][number].tolist() for number in numbers]
+            unread = [(at, length) for at, length in entries if at not in self._known]
+            self._storage.expect(Span(self.name, at, n if n <= _SMALL else wire.HEADER_SIZE) for at, n in unread)
+        spans: list[Span] = []
+        with self.open() as file:
+            for number, some in zip(numbers, rows):
+                with contextlib.suppress(CorruptTrace):  # raised again where the chunk is read
+                    spans += self._spans(self._columns_at(file, number), wanted, some)
+        return spans
 
     def expect(self, numbers: Iterable[int], wanted: Callable[[Path], bool]) -> None:
         """Prefetch what read_chunk() reads for these chunks, in one round trip; without an index of columns, in two.
 
         Raises OSError, CorruptTrace.
         """
-        numbers = list(numbers)
-        if self.columns is None:
-            entries = [self.chunks[["offset", "length"]][number].tolist() for number in numbers]
-            unread = [(at, length) for at, length in entries if at not in self._known]
-            self._storage.expect(Span(self.name, at, n if n <= _SMALL else wire.HEADER_SIZE) for at, n in unread)
-        spans = []
-        with self.open() as file:
-            for number in numbers:
-                columns = self._columns_at(file, number)
-                spans += [Span(self.name, at, column.stored) for column, at in columns if wanted(column.path)]
-        self._storage.expect(spans)
+        self._storage.expect(self.spans(wanted, numbers, repeat(None)))
 
     def heal(self) -> bool:
         """Restore damaged bytes from the parity, on the first call; return True if any were restored.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -74,9 +74,25 @@ class Blocks(NamedTuple):
     rows: int
     table: bytes
 
-    @property
-    def entries(self) -> list[tuple[int, int]]:
-        return wire.unpack_blocks(self.table)
+    def __len__(self) -> int:
+        return len(self.table) // wire.BLOCK.itemsize
+
+    def runs(self, ranges: Iterable[tuple[int, int]]) -> list[range]:
+        """Return the numbers of the blocks with rows in these ranges (begin, end), as runs in ascending order."""
+        found = list[range]()
+        for begin, end in sorted(ranges):
+            first, last = begin // self.rows, min(-(-end // self.rows), len(self))
+            if begin >= end or first >= last:
+                continue
+            if found and first <= found[-1].stop:
+                found[-1] = range(found[-1].start, max(found[-1].stop, last))
+            else:
+                found.append(range(first, last))
+        return found
+
+    def before(self, block: int) -> tuple[int, int]:
+        """Return the offset of a block in the stored bytes, and the CRC of the bytes before it."""
+        return wire.unpack_block(self.table, block - 1) if block else (0, 0)
 
 
 class ColumnDescriptor(NamedTuple):
@@ -220,6 +236,21 @@ def decode(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
         raise memory_error(column) from error
 
 
+def decode_some(column: ColumnDescriptor, blob: Buffer, parts: Mapping[range, Buffer]) -> Array:
+    """Return the rows of a column as a writable array, of which only some blocks are decoded; other rows are zeros.
+
+    parts: the stored bytes of runs of blocks. Raises CorruptTrace.
+    """
+    assert column.blocks is not None
+    try:
+        flat = np.zeros((column.rows, column.row_size), np.uint8)  # untouched pages take no memory
+        for run, stored in parts.items():
+            decode_blocks(column, stored, flat[run.start * column.blocks.rows : run.stop * column.blocks.rows])
+    except MemoryError as error:
+        raise memory_error(column) from error
+    return _as_rows(column, flat)
+
+
 def memory_error(column: ColumnDescriptor) -> CorruptTrace:
     return CorruptTrace(f"column {column.name} declares {column.full_size} bytes, more than the available memory")
 
@@ -254,20 +285,24 @@ def _decode_typed(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
     row_size, rows = column.row_size, column.rows
     if column.blocks is not None:
         flat = np.empty((rows, row_size), np.uint8)
-        _decode_blocks(column, blob, flat)
+        decode_blocks(column, blob, flat)
     else:
         flat = _encoding(column).decode(_inflated(column, blob), column.encoded_rows, row_size, item_size(column.dtype))
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
         transforms.widest(flat)[:] = transforms.widest(row)
+    return _as_rows(column, flat)
+
+
+def _as_rows(column: ColumnDescriptor, flat: Array) -> Array:
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
-    return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
+    return flat.reshape(-1).view(dtype).reshape(column.rows, *column.shape)
 
 
-def _decode_blocks(column: ColumnDescriptor, stored: bytes | memoryview, out: Array) -> None:
+def decode_blocks(column: ColumnDescriptor, stored: bytes | memoryview, out: Array) -> None:
     """Decode the rows of consecutive blocks into out, (rows, row size). stored: the bytes of these blocks.
 
-    Some blocks at a time, whose bytes stay in the processor's cache.
+    Decodes some blocks at a time, whose bytes stay in the processor's cache. Raises CorruptTrace.
     """
     assert column.blocks is not None
     decode, item, together = _encoding(column).decode_blocks, item_size(column.dtype), column.blocks.rows

@@ -12,7 +12,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import MSGPACK, Buffer, ColumnDescriptor, Path, parse_column
 from gym_trace.format.kernels import crc32
-from gym_trace.storage.protocol import Reader
+from gym_trace.storage.protocol import Reader, Span
 
 SCAN_BLOCK = 1 << 20
 _LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
@@ -96,3 +96,31 @@ def checked(file: Reader, offset: int, column: ColumnDescriptor) -> Buffer:
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {column.name}")
     return blob
+
+
+def checked_blocks(file: Reader, offset: int, column: ColumnDescriptor, blocks: range) -> Buffer:
+    """Read the stored bytes of consecutive blocks of a column and verify them. offset: of the column in the file.
+
+    Raises CorruptTrace.
+    """
+    begin, end, crc, after = _span_of(column, blocks)
+    blob = file.read(offset + begin, end - begin)
+    if len(blob) != end - begin or crc32(blob, crc) != after:
+        raise CorruptTrace(f"checksum mismatch in column {column.name}")
+    return blob
+
+
+def span_of(name: str, offset: int, column: ColumnDescriptor, blocks: range) -> Span:
+    """Return the span of consecutive blocks in a file. Raises CorruptTrace."""
+    begin, end, *_ = _span_of(column, blocks)
+    return Span(name, offset + begin, end - begin)
+
+
+def _span_of(column: ColumnDescriptor, blocks: range) -> tuple[int, int, int, int]:
+    """Return begin and end of blocks in the stored bytes, and the CRCs up to these. Raises CorruptTrace."""
+    assert column.blocks is not None
+    begin, crc = column.blocks.before(blocks.start)
+    end, after = column.blocks.before(blocks.stop)
+    if not begin < end <= column.stored:
+        raise CorruptTrace(f"malformed blocks of column {column.name}")
+    return begin, end, crc, after

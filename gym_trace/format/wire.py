@@ -128,10 +128,10 @@ def _is_valid(raw: bytes | memoryview) -> bool:
     return len(raw) == HEADER_SIZE and crc32(raw[:60]) == _CRC.unpack_from(raw, 60)[0]
 
 
-def unpack_blocks(table: bytes) -> list[tuple[int, int]]:
-    """Return the rows of a table of BLOCK."""
-    found: list[Any] = list(_BLOCK.iter_unpack(table))
-    return found
+def unpack_block(table: bytes, row: int) -> tuple[int, int]:
+    """Return a row of a table of BLOCK."""
+    end, crc = _BLOCK.unpack_from(table, row * _BLOCK.size)
+    return end, crc
 
 
 def joined_crc(first: int, second: int, length: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from functools import partial
 from itertools import accumulate, groupby
@@ -20,7 +20,16 @@ from gym_trace.data.schema import Layouts, WriterSchema
 from gym_trace.data.values import Array, copied
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import FOREIGN, MISSING, PART, BatchReader, Chunk, Damage, RowBudget
+from gym_trace.format.batch_reader import (
+    FOREIGN,
+    MISSING,
+    PART,
+    BatchReader,
+    Chunk,
+    Damage,
+    RowBudget,
+    RowRanges,
+)
 from gym_trace.format.columns import ColumnDescriptor
 from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
@@ -29,6 +38,7 @@ from gym_trace.format.ring.recovered import Recovered, read_ring
 from gym_trace.playback.assembly import ChunkSlice, cut_down
 from gym_trace.playback.episode_table import episode_runs, step_offsets, with_start_dropped
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
+from gym_trace.storage.protocol import Span
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations", "states"))
 _STARTS = frozenset(("starts",))
@@ -443,21 +453,26 @@ class WriterReader:
     def chunk_count(self) -> int:
         return len(self.chunk_positions)
 
-    def chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
+    def chunk(self, number: int, roots: frozenset[str | Path], rows: RowRanges | None = None) -> Chunk:
         """Return a chunk with the columns in roots, or below one of them. Raises CorruptTrace.
 
         The rows of this writer begin after rows_before().
+
+        rows: rows that are needed; others may not be read. None: all.
         """
         if self.share is not None:
             stored = self.share.stored
+            if rows is not None:
+                return stored.chunk(self.share.first_chunk + number, roots, rows)
             return self.share.chunks.read(self.share, number, (roots, "checked"), lambda at: stored.chunk(at, roots))
-        chunk = self.read_chunk(number, roots)
+        batch, i = self.chunk_positions[number]
+        chunk = batch.read_chunk(i, partial(_is_in, roots), rows)
         steps, flags = self._steps_and_flags(number)
         step_rows = int(steps.sum(dtype=np.int64))
         observation_rows = step_rows + int(np.count_nonzero(flags & wire.HAS_INITIAL))
-        for path, rows in {("rewards",): 0, **chunk.rows}.items():  # a chunk with steps must have rewards
+        for path, count in {("rewards",): 0, **chunk.rows}.items():  # a chunk with steps must have rewards
             expected = observation_rows if path[0] == "observations" else step_rows
-            if path[0] in _ROOTS and rows != expected:
+            if path[0] in _ROOTS and count != expected:
                 problem = f"column {'/'.join(map(str, path))} has the wrong number of rows"
                 raise chunk.located(CorruptTrace(problem))
         return chunk
@@ -468,7 +483,7 @@ class WriterReader:
             stored = self.share.stored
             return self.share.chunks.read(self.share, number, roots, lambda at: stored.read_chunk(at, roots))
         batch, i = self.chunk_positions[number]
-        return batch.read_chunk(i, lambda path: roots is None or path[0] in roots or path in roots)
+        return batch.read_chunk(i, partial(_is_in, roots))
 
     def unshared_chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
         """Return chunk() as an object that no other caller has. Raises CorruptTrace."""
@@ -491,13 +506,23 @@ class WriterReader:
         mine = slice(*self.chunk_bounds[number : number + 2].tolist())
         return self.fragments.steps[mine], self.fragments.flags[mine]
 
+    def spans(self, rows: Mapping[int, RowRanges], roots: frozenset[str | Path]) -> list[Span]:
+        """Return what chunk() reads for some rows of chunks, by their numbers. Raises OSError, CorruptTrace."""
+        found: list[Span] = []
+        for batch, group in groupby(rows.items(), lambda item: self.chunk_positions[item[0]][0]):
+            if batch is not self.tail.batch:
+                some = list(group)
+                positions = (self.chunk_positions[number][1] for number, _ in some)
+                found += batch.spans(partial(_is_in, roots), positions, (ranges for _, ranges in some))
+        return found
+
     def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
         """Fetch several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
         if not self.files.storage.ahead:
             return
         for batch, positions in groupby((self.chunk_positions[number] for number in numbers), itemgetter(0)):
             if batch is not self.tail.batch:
-                batch.expect([i for _, i in positions], lambda path: path[0] in roots or path in roots)
+                batch.expect([i for _, i in positions], partial(_is_in, roots))
 
     def ahead(
         self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Sequence[int]]
@@ -696,6 +721,11 @@ class WriterReader:
         begun = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]] & wire.STARTS > 0
         entries = rows(chunk, ("starts",)) if ("starts",) in chunk else []
         return entries[before : before + int(np.count_nonzero(begun))], np.cumsum(begun) - 1
+
+
+def _is_in(roots: frozenset[str | Path] | None, path: Path) -> bool:
+    """Return True for a column in roots, or below one of them. None: all columns."""
+    return roots is None or path[0] in roots or path in roots
 
 
 _UNREAD = Chunk({}, [], lambda error: error)

@@ -147,8 +147,11 @@ class ReadStorage(Protocol):
         """Return a text that changes when another file gets this name. Raises FileNotFoundError, OSError."""
         return str(self.size(name))
 
-    def expect(self, spans: Iterable[Span]) -> None:
-        """Prefetch spans that will be read next, where each read takes a round trip. Raises OSError."""
+    def expect(self, spans: Iterable[Span], gaps: bool = True) -> None:
+        """Prefetch spans that will be read next, where each read takes a round trip. Raises OSError.
+
+        gaps: large gaps between spans may be fetched with them, to save time; what lies there is probably read soon.
+        """
         return
 
     def soon(self, call: Callable[[], object]) -> None:

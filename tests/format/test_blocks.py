@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gym_trace import TraceWriter
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.batch_reader import BatchReader, RowRanges
 from gym_trace.format.column_table import StoredColumns
+from gym_trace.format.columns import Blocks
 from gym_trace.storage.local import LocalStorage
 
 
@@ -64,3 +67,64 @@ def test_a_malformed_table_of_blocks_raises(tmp_path: Path, change: Any) -> None
     table, forms, blocks = change(known._table, forms, known._blocks)
     with pytest.raises(CorruptTrace, match="malformed"):
         StoredColumns(table, forms, batch.chunks, blocks.astype(wire.BLOCK)).columns_in(0)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[BatchReader, np.ndarray]:
+    """Return a batch whose second chunk has observations in seven blocks, and these observations."""
+    directory = tmp_path_factory.mktemp("recorded")
+    observations = noise(directory, steps=10_000)
+    batch = batch_in(directory)
+    rows = batch.chunks["observation_rows"].tolist()
+    return batch, observations[rows[0] :]
+
+
+def read(batch: BatchReader, *ranges: tuple[int, int]) -> np.ndarray:
+    return batch.read_chunk(1, {("observations",)}.__contains__, RowRanges(ranges, ())).array(("observations",))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 900)), min_size=1, max_size=4))
+def test_rows_are_read_with_their_blocks_alone(
+    recorded: tuple[BatchReader, np.ndarray], wanted: list[tuple[int, int]]
+) -> None:
+    batch, observations = recorded
+    ranges = [(begin, min(begin + count, len(observations))) for begin, count in wanted]
+    (column,) = (it for it in batch.read_chunk(1, lambda _: False).described if it.blocks is not None)
+    assert column.blocks is not None
+    assert len(column.blocks) == 7
+    rows = read(batch, *ranges)
+    for begin, end in ranges:
+        assert np.array_equal(rows[begin:end], observations[begin:end])
+    blocks = {at // column.blocks.rows for begin, end in ranges for at in range(begin, end)}
+    spans = batch.spans({("observations",)}.__contains__, [1], [RowRanges(ranges, ())])
+    if len(blocks) > 3:  # most of the column: it is read as a whole
+        assert [span.length for span in spans] == [column.stored]
+    else:
+        ends = [0, *(column.blocks.before(number)[0] for number in range(1, 8))]
+        assert sum(span.length for span in spans) == sum(ends[number + 1] - ends[number] for number in blocks)
+
+
+def test_damage_of_a_block_concerns_its_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    observations = noise(tmp_path, steps=10_000)
+    monkeypatch.setattr(BatchReader, "heal", lambda self: False)
+    (span,) = batch_in(tmp_path).spans({("observations",)}.__contains__, [0], [RowRanges([(900, 901)], ())])
+    path = tmp_path / "w.000000.gtb"
+    data = bytearray(path.read_bytes())
+    data[span.offset + span.length // 2] ^= 1
+    path.write_bytes(data)
+    batch = batch_in(tmp_path)
+    some = {("observations",)}.__contains__
+    rows = batch.read_chunk(0, some, RowRanges([(0, 800), (2000, 2100)], ())).array(("observations",))
+    assert np.array_equal(rows[:800], observations[:800])
+    for ranges in (RowRanges([(900, 901)], ()), RowRanges([(0, 4000)], ()), None):
+        with pytest.raises(CorruptTrace, match="checksum mismatch in column observations"):
+            batch.read_chunk(0, some, ranges)
+
+
+@pytest.mark.parametrize("ends", [(1, 1), (2, 1), (0, 1 << 31)])
+def test_a_table_of_blocks_whose_ends_do_not_ascend_raises(
+    recorded: tuple[BatchReader, np.ndarray], monkeypatch: pytest.MonkeyPatch, ends: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(Blocks, "before", lambda self, block: (ends[block > 3], 0))
+    with pytest.raises(CorruptTrace, match="malformed blocks of column observations"):
+        read(recorded[0], (3000, 3001))

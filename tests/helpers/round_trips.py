@@ -60,7 +60,7 @@ class RoundTrips(ReadStorage):
         self.size(name)
         return _Reader(self, name, self._files[name])
 
-    def expect(self, spans: Iterable[Span]) -> None:
+    def expect(self, spans: Iterable[Span], gaps: bool = True) -> None:
         blocks = {(name, at) for name, offset, length in spans for at in _blocks(offset, length)}
         if blocks:
             self._wait_for(blocks)

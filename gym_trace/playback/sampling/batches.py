@@ -18,6 +18,7 @@ from gym_trace.data.vocabulary import COLUMNS
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.playback.sampling.items import Batch, Items
+from gym_trace.playback.sampling.on_demand import OnDemand
 from gym_trace.playback.sampling.permutation import SumTree
 from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned
 from gym_trace.playback.scan import OnDamage
@@ -91,7 +92,8 @@ class Batches:
     A batch depends only on the seed and its position. With replacement the iterator never ends; without, it ends after
     each item once, and the next loop is another epoch, in another order. ``len()`` counts the batches of an epoch.
 
-    A pickled copy continues at the same position. Rows are decoded with the first batch. Use it in one thread only.
+    A pickled copy continues at the same position. The first batches of rows in memory read only what they need; then
+    all rows are decoded. Use it in one thread only.
     """
 
     def __init__(
@@ -102,8 +104,12 @@ class Batches:
         store: Store,
         plan: DecodePlan | None,
         on_damage: OnDamage | None,
+        margins: tuple[int, int] | None = None,
     ):
         """plan: plan of the trace; None: made later, as the trace may be empty. on_damage: as in Scan.
+
+        margins: steps before and after a step that its item needs: the first batches read the rows of their items
+            alone. None: the first batch decodes all rows.
 
         Raises InvalidOption if there is nothing to sample.
         """
@@ -113,11 +119,13 @@ class Batches:
         self._rank, self._world_size = 0, 1
         self._worker, self._workers = 0, 1
         self._items: Items | None = None
+        self._item_margins = margins if on_damage is None else None
+        self._on_demand: OnDemand | None = None
         self._tree: SumTree | None = None
         self._read_at = -np.inf
         self._plan = plan
         if plan is not None:
-            self._set_weights(self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1])))
+            self._set_weights(self._without_rows(plan))
 
     def refresh(self) -> None:
         """Take in newly recorded data. Raises CorruptTrace, InvalidOption."""
@@ -126,7 +134,7 @@ class Batches:
         self._items = self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_items": None, "_plan": None}
+        return {**self.__dict__, "_items": None, "_plan": None, "_on_demand": None}
 
     def __repr__(self) -> str:
         made: Any = self._make
@@ -150,6 +158,18 @@ class Batches:
             self._items, self._plan = self._made(rows), None
             self._set_weights(self._items)
         return self._items
+
+    def _without_rows(self, plan: DecodePlan) -> Items:
+        return self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1]))
+
+    def _first_batches(self) -> OnDemand | None:
+        """Return what makes the first batches; None once all rows are decoded, or should be."""
+        if self._items is not None or self._item_margins is None:
+            return None
+        if self._on_demand is None:
+            plan = self._plan = self._plan or planned(self.trace, self._order.roots, None)
+            self._on_demand = OnDemand(plan, self._made, self._item_margins, self._without_rows(plan))
+        return self._on_demand
 
     def _made(self, rows: DecodedRows) -> Items:
         made = self._make(rows, self._order.seed)
@@ -185,7 +205,8 @@ class Batches:
     @property
     def items(self) -> int:
         """Number of windows, transitions or episodes to sample from."""
-        return self._decoded_items.items
+        first = self._first_batches()
+        return self._decoded_items.items if first is None else first.items.items
 
     def __len__(self) -> int:
         return -(-self.items // self.batch_size)
@@ -221,8 +242,23 @@ class Batches:
     def at(self, number: int, epoch: int = 0) -> Batch:
         begin = number * self.batch_size
         end = begin + self.batch_size if self._order.replacement else min(begin + self.batch_size, self.items)
+        batch = self._on_demand_batch(begin, end, epoch)
+        if batch is not None:
+            return batch
         apart = self.batch_size * self._world_size * self._workers
         return self._decoded_items.batch(begin, end, self._order.replacement, epoch, self._tree, apart)
+
+    def _on_demand_batch(self, begin: int, end: int, epoch: int) -> Batch | None:
+        """Return one of the first batches; None if all rows are decoded, or should be."""
+        first = self._first_batches()
+        if first is None:
+            return None
+        items, positions, more = first.items.chosen(begin, end, self._order.replacement, epoch, self._tree)
+        batch = first.batch(items, positions)
+        if batch is None:
+            self._item_margins = self._on_demand = None
+            return None
+        return batch | more
 
     def take(self, items: Array) -> Batch:
         """Return the batch of these items, (n,) int64, each from 0 to items - 1. Raises IndexError."""

@@ -77,25 +77,37 @@ class Items:
         tree: sample by these weights. apart: distance to the batch that will be asked for next; None: its length.
         """
         if tree is not None:
-            positions = np.arange(begin, end)
-            items = tree.find(uniform(self.seed, positions))
-            chance = tree.of(items) / tree.total
-            return self.of(items, positions) | {"index": items, "weight": 1 / (self.items * chance)}
+            items, positions, more = self.chosen(begin, end, replacement, epoch, tree)
+            return self.of(items, positions) | more
         order, size, apart = None if replacement else epoch, end - begin, apart or end - begin
         found = self._ahead and self._ahead.at(order, begin, size)
         if not found:
             # Look up an unexpected batch alone; from the second in sequence on, many at a time.
             batches = max(1, _AHEAD // size) if self._expected == (order, begin) else 1
             positions = (np.arange(begin, begin + batches * apart, apart)[:, None] + np.arange(size)).ravel()
-            if replacement:
-                items = drawn(self.seed, positions, self.items)
-            else:  # positions after the last item get any item
-                items = permuted(self.seed * 1_000_003 + epoch, np.minimum(positions, self.items - 1), self.items)
+            items = self._items_at(positions, replacement, epoch)
             self._ahead = _Ahead(order, begin, apart, size, self.find(items, positions))
             found = self._ahead.at(order, begin, size)
             assert found is not None
         self._expected = order, begin + apart
         return self.gather(found)
+
+    def _items_at(self, positions: Array, replacement: bool, epoch: int) -> Array:
+        """Return the items at positions in the order of an epoch; after the last one, any item."""
+        if replacement:
+            return drawn(self.seed, positions, self.items)
+        return permuted(self.seed * 1_000_003 + epoch, np.minimum(positions, self.items - 1), self.items)
+
+    def chosen(
+        self, begin: int, end: int, replacement: bool, epoch: int, tree: SumTree | None
+    ) -> tuple[Array, Array, Batch]:
+        """Return the items of batch() and their positions, and what else the batch has."""
+        positions = np.arange(begin, end)
+        if tree is None:
+            return self._items_at(positions, replacement, epoch), positions, {}
+        items = tree.find(uniform(self.seed, positions))
+        chance = tree.of(items) / tree.total
+        return items, positions, {"index": items, "weight": 1 / (self.items * chance)}
 
     def of(self, items: Array, positions: Array) -> Batch:
         """Return the batch of these items, each in [0, items). positions: positions, which seed random choices."""

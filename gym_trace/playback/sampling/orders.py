@@ -65,7 +65,7 @@ def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDama
     if cache == "auto":
         cache = "memory" if plan.held + plan.size <= order.cache_bytes else None
     if cache == "memory":
-        return Batches(trace, order, make, decoded, plan, on_damage)
+        return Batches(trace, order, make, decoded, plan, on_damage, margins)
     if cache == "disk":
         disk = Disk(cache_root(), order.cache_bytes)
         disk.check(plan)

@@ -14,7 +14,7 @@ from gym_trace.data.schema import Layouts
 from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.batch_reader import Chunk, RowRanges
 from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of, writer_agreed_on
@@ -23,6 +23,7 @@ from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import OnDamage
 from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.storage.protocol import Span
 
 Allocate = Callable[[Path, int, RowType | None], Array]  # returns an array for N rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
@@ -199,26 +200,51 @@ class DecodePlan:
 
     def decode(self, pieces: Sequence[EpisodeSlices], allocate: Allocate) -> DecodedRows:
         """Return the rows of these slices. allocate: called once for each column. Raises CorruptTrace."""
-        episode, offset, lengths, low, high = (np.concatenate(column) for column in zip(*pieces))
-        steps = np.cumsum(lengths) - lengths
-        seen = steps + np.arange(len(lengths))
-        total = int(lengths.sum())
-        columns = {
-            path: allocate(path, total + len(lengths) * (path[0] == "observations"), row_type)
-            for path, row_type in self.row_types.items()
-        }
+        joined = EpisodeSlices(*(np.concatenate(column) for column in zip(*pieces)))
+        columns, steps, seen = self._allocated(joined, allocate)
         done = 0
         for some in pieces:
             mine = slice(done, done + len(some.episode))
             done = mine.stop
             for writer in self._writers if len(some.episode) else ():
                 writer.fill(columns, some, steps[mine], seen[mine])
+        return self._filled(columns, joined, steps, seen)
+
+    def decode_few(self, pieces: EpisodeSlices, most: int) -> tuple[DecodedRows | None, int]:
+        """Return the rows of a few slices, and the bytes that are read for them; no rows if these are more than `most`.
+
+        Only the blocks with these rows are read. The same episode may be in several slices, next to each other.
+        Raises CorruptTrace.
+        """
+        columns, steps, seen = self._allocated(pieces, in_memory)
+        found = [writer.few(columns, pieces, steps, seen) for writer in self._writers]
+        spans = [span for some, _ in found for span in some]
+        size = sum(span.length for span in spans)
+        if size > most:
+            return None, size
+        if self._writers:
+            self.readers[0].files.storage.expect(spans, gaps=False)
+        for _, read in found:
+            read()
+        return self._filled(columns, pieces, steps, seen), size
+
+    def _allocated(self, pieces: EpisodeSlices, allocate: Allocate) -> tuple[dict[Path, Array], Array, Array]:
+        """Return columns for the rows of slices, and the first rows of steps and of observations of each."""
+        steps = np.cumsum(pieces.lengths) - pieces.lengths
+        total, count = int(pieces.lengths.sum()), len(steps)
+        columns = {
+            path: allocate(path, total + count * (path[0] == "observations"), row_type)
+            for path, row_type in self.row_types.items()
+        }
+        return columns, steps, steps + np.arange(count)
+
+    def _filled(self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array) -> DecodedRows:
         rewards = columns.get(("rewards",))
         if rewards is not None and rewards.dtype == object:
             columns["rewards",] = as_rewards(rewards)
-        found = self.rows(columns, EpisodeSlices(episode, offset, lengths, low, high), steps, seen)
+        found = self.rows(columns, pieces, steps, seen)
         if found.known is not None:
-            last = (seen + lengths)[~found.known & (lengths > 0)]
+            last = (seen + pieces.lengths)[~found.known & (pieces.lengths > 0)]
             for path, rows in columns.items():
                 if path[0] == "observations":
                     rows[last] = rows[last - 1]
@@ -364,41 +390,85 @@ class _Writer:
 
     def fill(self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array) -> None:
         """Copy the rows of this writer into columns. steps, seen: first rows of each slice. Raises CorruptTrace."""
-        episode, offset, lengths = pieces[:3]
-        head, last = int(episode[0]), int(episode[-1])
         roots = frozenset(str(path[0]) for path in columns)
-        numbers: Iterator[int] = iter(np.flatnonzero((self._low <= last) & (self._high >= head)).tolist())
+        numbers: Iterator[int] = iter(self._chunks_with(pieces))
         for number in self._reader.ahead(numbers, roots, lambda number: (number,)):
-            begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
-            index = self._episode_index[begin:end]
-            found = np.minimum(np.searchsorted(episode, index), len(episode) - 1)
-            which = np.flatnonzero(episode[found] == index)
-            piece = found[which]
-            at, count = self._at[begin:end][which], self._count(begin, end)[which]
-            from_ = self._first[index[which]] + offset[piece]  # offset of the slice in all steps
-            low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])
-            flags = self._reader.fragments.flags[begin + which]
-            # True: the first row of a fragment is the observation before its first step.
-            has_initial = (flags & wire.HAS_INITIAL > 0) | self._skipped[begin:end][which]
-            # An observation follows the step that led to it: steps low to high have observations low + 1 to high.
-            low_seen = np.where(has_initial & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
-            high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1
-            if not ((high > low) | (high_seen > low_seen)).any():
-                continue
-            o, s = self._reader.offsets(number)
-            in_steps = s[:-1][which] + self._skipped[begin:end][which]
-            of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
-            in_seen = o[:-1][which] - ~has_initial
-            of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
-            # True: the last step of the fragment, which has its flags, is in the slice.
-            ends = (high == at + count) & (high > low) & ~self._cut[begin:end][which]
-            for flag, bit in _FLAGS.items():
-                if flag in columns:
-                    columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True
-            chunk = self._reader.chunk(number, roots)
-            for path, out in columns.items():
-                if path not in _FLAGS:
-                    _put(chunk, path, of_seen if path[0] == "observations" else of_steps, out)
+            found = self._found(number, columns, pieces, steps, seen)
+            if found is not None:
+                _put_all(self._reader.chunk(number, roots), found, columns)
+
+    def few(
+        self, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array
+    ) -> tuple[list[Span], Callable[[], None]]:
+        """Return the spans of files with the rows of these slices, and a function that reads only these for fill().
+
+        The same episode may be in several slices. Raises CorruptTrace, as does the function.
+        """
+        roots = frozenset(str(path[0]) for path in columns)
+        numbers = self._chunks_with(pieces)
+        chunks = {number: self._found(number, columns, pieces, steps, seen) for number in numbers}
+        found = {number: runs for number, runs in chunks.items() if runs is not None}
+        ranges = {number: _ranges_of(runs) for number, runs in found.items()}
+
+        def read() -> None:
+            for number, runs in found.items():
+                _put_all(self._reader.chunk(number, roots, ranges[number]), runs, columns)
+
+        return self._reader.spans(ranges, roots), read
+
+    def _chunks_with(self, pieces: EpisodeSlices) -> list[int]:
+        """Return the numbers of the chunks that may have steps of these slices."""
+        episode = pieces.episode
+        mine: list[int] = np.flatnonzero(
+            episode.searchsorted(self._low) < episode.searchsorted(self._high, side="right")
+        ).tolist()
+        return mine
+
+    def _found(
+        self, number: int, columns: dict[Path, Array], pieces: EpisodeSlices, steps: Array, seen: Array
+    ) -> _Runs | None:
+        """Return where the rows of slices are in a chunk, and fill in their flags; None without such rows."""
+        episode, offset, lengths = pieces[:3]
+        begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
+        index = self._episode_index[begin:end]
+        piece = episode.searchsorted(index)  # the first slice of the episode of each fragment; then, all of them
+        counts = episode.searchsorted(index, side="right") - piece
+        which = np.repeat(np.arange(end - begin), counts)
+        piece = np.repeat(piece - np.cumsum(counts) + counts, counts)
+        piece += np.arange(len(which))
+        del counts
+        at, count = self._at[begin:end][which], self._count(begin, end)[which]
+        from_ = self._first[index[which]] + offset[piece]  # offset of the slice in all steps
+        low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])
+        flags = self._reader.fragments.flags[begin + which]
+        # True: the first row of a fragment is the observation before its first step.
+        has_initial = (flags & wire.HAS_INITIAL > 0) | self._skipped[begin:end][which]
+        # An observation follows the step that led to it: steps low to high have observations low + 1 to high.
+        low_seen = np.where(has_initial & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
+        high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1
+        if not ((high > low) | (high_seen > low_seen)).any():
+            return None
+        o, s = self._reader.offsets(number)
+        in_steps = s[:-1][which] + self._skipped[begin:end][which]
+        of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
+        in_seen = o[:-1][which] - ~has_initial
+        of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
+        # True: the last step of the fragment, which has its flags, is in the slice.
+        ends = (high == at + count) & (high > low) & ~self._cut[begin:end][which]
+        for flag, bit in _FLAGS.items():
+            if flag in columns:
+                columns[flag][(steps[piece] + high - from_ - 1)[ends & (flags & bit > 0)]] = True
+        return of_seen, of_steps
+
+
+def _put_all(chunk: Chunk, runs: _Runs, columns: dict[Path, Array]) -> None:
+    for path, out in columns.items():
+        if path not in _FLAGS:
+            _put(chunk, path, runs[path[0] != "observations"], out)
+
+
+def _ranges_of(runs: _Runs) -> RowRanges:
+    return RowRanges(*([(run.begin, run.end) for run in some] for some in runs))
 
 
 def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:
@@ -417,6 +487,9 @@ class _Run(NamedTuple):
     begin: int
     end: int
     shift: int
+
+
+_Runs = tuple[list[_Run], list[_Run]]  # of observations, and of steps
 
 
 def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:

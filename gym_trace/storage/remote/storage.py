@@ -100,7 +100,7 @@ class RemoteStorage(ReadStorage):
     def open(self, name: str, holes: int = 0) -> RemoteReader:
         return RemoteReader(self, name)
 
-    def expect(self, spans: Iterable[Span]) -> None:
+    def expect(self, spans: Iterable[Span], gaps: bool = True) -> None:
         wanted: dict[str, set[int]] = {}
         space = most = self._cache.limit // BLOCK  # more would not stay in the cache
         for name, offset, length in spans:
@@ -119,7 +119,7 @@ class RemoteStorage(ReadStorage):
             space -= len(new)
         runs = deque[_Run]()
         for name in sorted(wanted):
-            runs += self._begin(name, self.stored(name), sorted(wanted[name]))[0]
+            runs += self._begin(name, self.stored(name), sorted(wanted[name]), gaps)[0]
         self._fetch(runs)
 
     def soon(self, call: Callable[[], object]) -> None:
@@ -141,10 +141,12 @@ class RemoteStorage(ReadStorage):
             found |= {number: run.block(number) for number, run in zip(missing, runs)}
         return [block for block in found.values() if block is not None]
 
-    def _begin(self, name: str, stored: StoredObject, numbers: list[int]) -> tuple[deque[_Run], list[_Run]]:
+    def _begin(
+        self, name: str, stored: StoredObject, numbers: list[int], gaps: bool = True
+    ) -> tuple[deque[_Run], list[_Run]]:
         """Put blocks in flight; return the runs that the caller has to fetch, and the run of each block.
 
-        numbers: ascending.
+        numbers: ascending. gaps: see expect(); without it, a gap has at most half the blocks before it in the run.
         """
         key, gap, most = object_key(self.url, name, stored), self._reader.gap // BLOCK, self._reader.most // BLOCK
         new: list[range] = []
@@ -152,7 +154,7 @@ class RemoteStorage(ReadStorage):
             for number in numbers:
                 if (key, number) in self._in_flight:
                     continue
-                if new and number - new[-1].stop <= gap:
+                if new and number - new[-1].stop <= (gap if gaps else min(gap, len(new[-1]) // 2)):
                     new[-1] = range(new[-1].start, number + 1)
                 else:
                     new.append(range(number, number + 1))

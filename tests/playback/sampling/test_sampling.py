@@ -45,7 +45,7 @@ def transitions(trace: Trace, rows: DecodedRows | None = None, **options: Any) -
 
 def of_rows(batches: Batches, rows: DecodedRows | None) -> Batches:
     if rows is not None:
-        batches._store = lambda _: rows
+        batches._store, batches._item_margins = lambda _: rows, None
     return batches
 
 
