@@ -472,9 +472,10 @@ class BatchReader:
             unread = [(at, length) for at, length in entries if at not in self._known]
             self._storage.expect(Span(self.name, at, n if n <= _SMALL else wire.HEADER_SIZE) for at, n in unread)
         spans: list[Span] = []
-        with self.open() as file:
+        # Errors are raised again where the chunk is read.
+        with contextlib.suppress(FileNotFoundError), self.open() as file:
             for number, some in zip(numbers, rows):
-                with contextlib.suppress(CorruptTrace):  # raised again where the chunk is read
+                with contextlib.suppress(CorruptTrace):
                     spans += self._spans(self._columns_at(file, number), wanted, some)
         return spans
 

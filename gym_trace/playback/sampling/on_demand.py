@@ -1,7 +1,7 @@
 """The first batches of a trace: the rows of their items alone, so that no training waits until all rows are decoded.
 
-Chunks store most columns in blocks, so a few steps take little of them. All rows are decoded once the batches have read
-a part of the files.
+Chunks store most columns in blocks, so a few steps take little of them. All rows, or those of a group of a stream, are
+decoded once the batches have read a part of their files.
 """
 
 from __future__ import annotations
@@ -22,17 +22,29 @@ class OnDemand:
 
     Args:
         make: makes items of decoded rows. margins: steps before and after a step that its item needs.
-        items: the items of all episodes of the plan, without columns.
+        items: the items of all episodes of the plan, or of some slices, without columns.
+        slices: None: all episodes. share: share of all steps that would be decoded otherwise.
     """
 
-    def __init__(self, plan: DecodePlan, make: Callable[[DecodedRows], Items], margins: tuple[int, int], items: Items):
+    def __init__(
+        self,
+        plan: DecodePlan,
+        make: Callable[[DecodedRows], Items],
+        margins: tuple[int, int],
+        items: Items,
+        slices: EpisodeSlices | None = None,
+        share: float = 1,
+    ):
         self.items = items
         self._plan, self._make, self._margins = plan, make, margins
-        self._left = sum(batch.size for reader in plan.readers for batch in reader.batches) // _MOST_READ
+        self._episode = None if slices is None else slices.episode
+        files = sum(batch.size for reader in plan.readers for batch in reader.batches)
+        self._left = int(files * share) // _MOST_READ
 
     def batch(self, items: Array, positions: Array) -> Batch | None:
         """Return a batch of items, as Items.of(); None if all rows should be decoded. Raises CorruptTrace."""
         index, step = self.items.located(items, positions)
+        index = index if self._episode is None else self._episode[index]
         back, ahead = self._margins
         if (step < 0).any():  # windows that begin before the episode
             return None

@@ -24,6 +24,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.playback.sampling.batches import Batches, Make, Order
 from gym_trace.playback.sampling.items import Batch, Items, joined
+from gym_trace.playback.sampling.on_demand import OnDemand
 from gym_trace.playback.sampling.permutation import permuted
 from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, EpisodeSlices, in_memory
 from gym_trace.playback.sampling.store import decoded
@@ -99,6 +100,8 @@ class Stream(Batches):
         self._cut: _Blocks | None = None
         self._ordered: tuple[tuple[int, int, int], _Epoch] | None = None
         self._held: dict[tuple[int, int], Future[Items]] = {}
+        self._first: tuple[tuple[int, int], OnDemand] | None = None  # epoch and number of the first group
+        self._decodes = margins is None or on_damage is not None  # False while batches read only the rows they need
         self._thread: ThreadPoolExecutor | None = None
         super().__init__(trace, order, make, decoded, None, on_damage)
         self._plan = plan
@@ -106,11 +109,11 @@ class Stream(Batches):
             raise self._nothing()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_cut": None, "_ordered": None, "_held": {}, "_thread": None}
+        return {**super().__getstate__(), "_cut": None, "_ordered": None, "_held": {}, "_first": None, "_thread": None}
 
     def share(self, rank: int, world_size: int) -> None:
         super().share(rank, world_size)
-        self._cut, self._held = None, {}  # more ranks have smaller blocks
+        self._cut, self._held, self._first = None, {}, None  # more ranks have smaller blocks
 
     def _blocks(self) -> _Blocks:
         if self._cut is None:
@@ -184,10 +187,33 @@ class Stream(Batches):
             until = min(end, int(order.ends[which]))
             if begin < until:
                 low, high = begin - before, until - before
-                apart = high - low + others
-                found.append(self._group(number, epoch, which).batch(low, high, False, epoch, apart=apart))
+                part = self._of_first_group(epoch, which, low, high)
+                if part is None:
+                    group, apart = self._group(number, epoch, which), high - low + others
+                    part = group.batch(low, high, False, epoch, apart=apart)
+                found.append(part)
             begin, which = until, which + 1
         return joined(found)
+
+    def _of_first_group(self, epoch: int, which: int, low: int, high: int) -> Batch | None:
+        """Return a batch with the rows of its items alone; None if the group should be decoded."""
+        if self._decodes or self._margins is None:
+            return None
+        if self._first is None:
+            plan, blocks = (cut := self._blocks()).plan, self._epoch_of(epoch).groups[which]
+            pieces = (cut.blocks[number]() for number in blocks.tolist())
+            slices = EpisodeSlices(*(np.concatenate(column) for column in zip(*pieces)))
+            items = self._make(_without_columns(plan, slices), self._order.seed)
+            share = min(1.0, cut.strands * int(slices.lengths.sum()) / plan.total)
+            self._first = (epoch, which), OnDemand(plan, self._made, self._margins, items, slices, share)
+        key, first = self._first
+        batch = None
+        if key == (epoch, which):
+            items_of, positions, _ = first.items.chosen(low, high, False, epoch, None)
+            batch = first.batch(items_of, positions)
+        if batch is None:
+            self._first, self._decodes = None, True
+        return batch
 
     def take(self, items: Array) -> Batch:
         """Raise InvalidOption: a stream has no items by number."""

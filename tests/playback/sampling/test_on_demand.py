@@ -105,3 +105,16 @@ def test_batches_before_the_start_of_an_episode_decode_all_rows(directory: Path)
     trace = open_trace(directory)
     few, all_rows = (trace.windows(8, 64, span=True) for _ in range(2))
     assert same(next(few), next(whole(all_rows)))
+
+
+@pytest.mark.parametrize("kind", ["windows", "transitions"])
+def test_the_first_batches_of_a_stream_are_those_of_a_decoded_group(directory: Path, kind: str) -> None:
+    trace = open_trace(directory)
+    args = (5, 3) if kind == "windows" else (3,)
+    few, decoded = (getattr(trace, kind)(*args, cache=None, seed=1) for _ in range(2))
+    decoded._decodes = True
+    on_demand = 0
+    for _ in range(9):
+        assert same(next(few), next(decoded))
+        on_demand += not few._decodes
+    assert 0 < on_demand < 9
