@@ -120,7 +120,8 @@ def placeholder(dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()) -> Any
 def objects(items: list[Any]) -> Array:
     """Return a one-dimensional array of dtype object that holds items unchanged."""
     array = np.empty(len(items), object)
-    array[:] = items if not any(hasattr(item, "__len__") for item in items) else _one_by_one(items)
+    has_sequences = any(type(item) is not str and hasattr(item, "__len__") for item in items)
+    array[:] = _one_by_one(items) if has_sequences else items
     return array
 
 

@@ -228,10 +228,8 @@ def decode(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
     try:
         if column.dtype != MSGPACK:
             return _decode_typed(column, blob)
-        view, bounds = _value_bounds(column, blob)
-        containers = Containers() if column.full_size > MAX_CONTAINERS else None
-        # Unpack equal values one by one: they must not share memory.
-        return objects([unpack(view[a:b], containers) for a, b in bounds])
+        data, bounds = _value_bounds(column, blob)
+        return _values((data[a:b] for a, b in bounds), column.full_size)
     except MemoryError as error:
         raise memory_error(column) from error
 
@@ -264,14 +262,28 @@ def decode_rows(column: ColumnDescriptor, blob: bytes | memoryview, begin: int, 
 
 def packed_values(column: ColumnDescriptor, blob: bytes | memoryview) -> list[bytes]:
     """Return the packed rows of a msgpack column. Raises CorruptTrace."""
-    view, bounds = _value_bounds(column, blob)
-    return [bytes(view[a:b]) for a, b in bounds]
+    data, bounds = _value_bounds(column, blob)
+    return [data[a:b] for a, b in bounds]
 
 
 def unpacked(packed: Sequence[bytes]) -> Array:
     """Return rows of a msgpack column as an array of objects. Raises CorruptTrace."""
-    containers = Containers() if sum(map(len, packed)) > MAX_CONTAINERS else None
-    return objects([unpack(value, containers) for value in packed])
+    return _values(packed, sum(map(len, packed)))
+
+
+def _values(packed: Iterable[bytes], size: int) -> Array:
+    """Unpack rows of `size` bytes. Equal texts are one object; other equal values must not share memory."""
+    containers = Containers() if size > MAX_CONTAINERS else None
+    values: list[Any] = []
+    texts: dict[bytes, str] = {}
+    for row in packed:
+        value = texts.get(row)
+        if value is None:
+            value = unpack(row, containers)
+            if type(value) is str:
+                texts[row] = value
+        values.append(value)
+    return objects(values)
 
 
 def _encoding(column: ColumnDescriptor) -> Encoding:
@@ -360,17 +372,17 @@ def inflated_pieces(column: ColumnDescriptor, blob: bytes | memoryview, count: i
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
 
 
-def _value_bounds(column: ColumnDescriptor, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
+def _value_bounds(column: ColumnDescriptor, blob: bytes | memoryview) -> tuple[bytes, list[tuple[int, int]]]:
     """Return the decompressed bytes of a msgpack column, and the begin and end of each row in them."""
     raw = _inflated(column, blob)
-    view = memoryview(raw.data)
+    data = raw.tobytes()
     if column.encoding & CONSTANT:
-        return view, [(0, len(raw))] * column.rows
+        return data, [(0, len(raw))] * column.rows
     lengths = raw[: column.rows * wire.LENGTH.itemsize].view(wire.LENGTH)
     ends = lengths.astype(np.int64).cumsum() + lengths.nbytes
     if (ends[-1] if column.rows else 0) != len(raw):
         raise CorruptTrace("the values of a column do not match its size")
-    return view, list(zip((ends - lengths).tolist(), ends.tolist()))
+    return data, list(zip((ends - lengths).tolist(), ends.tolist()))
 
 
 # -- encoding ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -688,14 +688,18 @@ class WriterReader:
 
     def starts_of(self, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the reset records of episodes, each with its index in rows. Reads each chunk once. Not copied."""
-        return ((i, start) for i, start in self._begun(rows, self._starts_in) if isinstance(start, dict))
+        for places, starts in self._begun(rows, self._starts_in):
+            yield from ((i, start) for i, start in zip(places, starts) if isinstance(start, dict))
 
     def packed_starts_of(self, rows: Array) -> Iterator[tuple[int, bytes]]:
         """Yield the reset records of episodes as stored, each with its index in rows."""
-        return self._begun(rows, lambda number: self._read_starts(number, Chunk.packed))
+        begun = self._begun(rows, lambda number: self._read_starts(number, Chunk.packed))
+        return chain.from_iterable(zip(places, starts) for places, starts in begun)
 
-    def _begun(self, rows: Array, starts_in: Callable[[int], tuple[Sequence[Any], Array]]) -> Iterator[tuple[int, Any]]:
-        """Yield (index in rows, reset record). starts_in: returns the records of a chunk, see _starts_in()."""
+    def _begun(
+        self, rows: Array, starts_in: Callable[[int], tuple[list[Any], Array]]
+    ) -> Iterator[tuple[list[int], list[Any]]]:
+        """Yield (indices in rows, reset records) chunk by chunk. starts_in: see _starts_in()."""
         starts = self.parts.starts[rows]
         chunks = np.searchsorted(self.chunk_bounds, starts, side="right") - 1
         order = np.argsort(chunks, kind="stable")
@@ -703,9 +707,9 @@ class WriterReader:
         for part in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1) if len(order) else ():
             number = int(chunks[part[0]])
             entries, ranks = starts_in(number)
-            for i, index in zip(part.tolist(), ranks[starts[part] - int(self.chunk_bounds[number])].tolist()):
-                if index < len(entries):
-                    yield i, entries[index]
+            own = ranks[starts[part] - int(self.chunk_bounds[number])]
+            there = own < len(entries)
+            yield part[there].tolist(), [entries[i] for i in own[there].tolist()]
 
     def _starts_in(self, number: int) -> tuple[list[Any], Array]:
         """Return the reset records of a chunk, and for each fragment the index of its record, if it has one."""
