@@ -50,7 +50,6 @@ def scan_content(
         if not mine.any() and not everything:
             continue
         raise_or_report(writer, on_damage)
-        constants = repeat(writer.writer), repeat(writer.split)
         for ended in scan_groups(writer, roots, mine, on_damage, asked):
             rows = ended.rows
             if ended.reader is not writer:
@@ -62,7 +61,8 @@ def scan_content(
             yield from map(
                 Episode,
                 map(EpisodeRecord, repeat(records), range(len(rows))),
-                *constants,
+                repeat(writer.writer),
+                repeat(writer.split),
                 sources,
                 repeat(None),
                 repeat(writer.about.prefix),
@@ -111,6 +111,8 @@ def scan_groups(
             come in parts. None: raises CorruptTrace.
         asked: the columns that were used before; then chunks are ChunkOnDemand. None: chunks with all of roots.
     """
+    if not wanted.any():
+        return  # a writer that has not begun has no schema either
     # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     columns = roots if on_damage is None else roots | {"starts"}
     grouping = _Grouping(writer, roots, asked)

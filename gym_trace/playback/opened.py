@@ -146,7 +146,7 @@ class Opened:
     def _in_order(self) -> dict[str, WriterReader]:
         readers = [reader for readers in self._by_origin.values() for reader in readers]
         readers.sort(key=lambda writer: (writer.about_or_empty.created, writer.writer))
-        return {reader.key: reader for reader in readers}
+        return {reader.key: reader for reader in [one for one in readers if one.has_begun] or readers}
 
     def __copy__(self) -> Opened:
         return self

@@ -414,6 +414,16 @@ class WriterReader:
             return WriterSchema.of({})
 
     @property
+    def has_begun(self) -> bool:
+        """False for a writer without a schema, steps and damage: it is starting, or died before it wrote anything."""
+        if len(self.fragments) or self.damage:
+            return True
+        try:
+            return self.about is not None
+        except CorruptTrace:
+            return False
+
+    @property
     def schema(self) -> dict[str, Any]:
         return self.about.raw
 

@@ -49,6 +49,21 @@ def test_an_empty_writer_does_not_speak_for_the_others(tmp_path: Path) -> None:
     assert trace.make_env().spec.id == "CartPole-v1"
 
 
+def test_a_writer_without_a_schema_hides_no_other_until_it_has_one(tmp_path: Path) -> None:
+    """It is starting, or was killed before its first line."""
+    record_lengths(tmp_path / "t", [2], uid="b")
+    (tmp_path / "new").mkdir()
+    for directory in (tmp_path / "t", tmp_path / "new"):
+        (directory / "a.manifest.jsonl").touch()
+    trace, new = open_trace(tmp_path / "t"), open_trace(tmp_path / "new")
+    assert (trace.writers, [len(one) for one in trace], list(new)) == (["b"], [2], [])
+    assert next(iter(trace.windows(2, batch_size=1)))["rewards"].shape == (1, 2)
+    assert len(trace.find_steps("reward > -1")) == 2
+    (tmp_path / "t" / "a.manifest.jsonl").write_bytes((tmp_path / "t" / "b.manifest.jsonl").read_bytes())
+    trace.refresh()
+    assert sorted(trace.writers) == ["a", "b"]
+
+
 def test_replaying_mixes_no_spaces(tmp_path: Path) -> None:
     two_environments(tmp_path)
     with pytest.raises(InvalidOption, match="episodes="):
