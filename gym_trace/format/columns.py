@@ -162,6 +162,8 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
         numbers = (*column.shape, rows, encoding, stored, raw, crc)
     except (TypeError, ValueError) as error:
         raise CorruptTrace("malformed column descriptor") from error
+    if type(dtype) is not str:
+        raise CorruptTrace("malformed column descriptor")
     if not all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers):
         raise CorruptTrace("number out of range in a column descriptor")
     if not is_path(column.path):

@@ -133,6 +133,8 @@ def test_malformed_blocks_raise() -> None:
         (4, ZSTD),
         (4, ZSTD | CONSTANT | BLOCKS),
         (4, DICTIONARY | ZSTD | BLOCKS),
+        (1, {}),
+        (1, ["<f4"]),
     ):
         with pytest.raises(CorruptTrace):
             parse_column([*good[:place], value, *good[place + 1 :]])
