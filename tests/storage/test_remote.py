@@ -493,6 +493,17 @@ def test_a_forked_process_reads_with_connections_of_its_own(tmp_path: Path, web:
     in_a_child(lambda: same_steps(open_trace(f"{web.url}/t"), open_trace(tmp_path / "t")))
 
 
+def test_blocks_that_are_expected_or_put_again_outlast_others() -> None:
+    cache = MemoryBlocks(4)
+    for number in range(4):
+        cache.put("a", number, b"x")
+    assert cache.has("a", [0])
+    cache.put("a", 1, b"x")
+    cache.put("a", 4, b"x")
+    cache.put("a", 5, b"x")
+    assert [number for number in range(6) if cache.get("a", number)] == [0, 1, 4, 5]
+
+
 @pytest.mark.parametrize("kind", [MemoryBlocks, DiskBlocks])
 def test_a_child_forked_while_threads_fetch_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any

@@ -102,7 +102,7 @@ class MemoryBlocks:
         self._lock = Lock()
 
     def has(self, key: str, numbers: Iterable[int]) -> bool:
-        return all((key, number) in self._blocks for number in numbers)
+        return all(self.get(key, number) is not None for number in numbers)  # keeps them: they are read next
 
     def get(self, key: str, number: int) -> bytes | None:
         with self._lock:
@@ -114,8 +114,9 @@ class MemoryBlocks:
     def put(self, key: str, number: int, block: bytes) -> None:
         with self._lock:
             if (key, number) not in self._blocks:
-                self._blocks[key, number] = block
                 self._bytes += len(block)
+            self._blocks[key, number] = block
+            self._blocks.move_to_end((key, number))
             while self._bytes > self.limit and self._blocks:
                 self._bytes -= len(self._blocks.popitem(last=False)[1])
 
