@@ -22,7 +22,7 @@ from typing import NamedTuple
 BATCH_BYTES, SEAL_SECONDS = 64 << 20, 600  # a batch ends after either
 SCHEMA_BYTES, SCHEMAS_BYTES = 2000, 4 << 20  # of a writer, and of all writers of one compacted file
 LISTED_PER_PAGE = 1000
-LISTED_INDEX = 16 << 10  # bytes of an index in a manifest
+LISTED_INDEX = 32 << 10  # bytes of an index in a manifest
 INDEX_BYTES = 15  # per fragment
 MANIFESTS_BYTES = 64 << 20  # of manifests.index
 OBJECT_BYTES = 300  # of an object in a listing

@@ -76,6 +76,11 @@ class EpisodeIndex:
         column: Array = outcome_codes(self._table) if name == OUTCOME_CODE else self._table[name]
         return column
 
+    def has_rows_of(self, other: EpisodeIndex) -> bool:
+        """Return True if both have the same columns, bit for bit. Keeps none: 10 million rows take 1.3 GB."""
+        columns = ([one._column(name).tobytes() for one in (self, other)] for name in EPISODE.names or ())
+        return all(column == expected for column, expected in columns)
+
     @property
     def table(self) -> Array:
         """All columns of all episodes: the same writable array on every call."""
