@@ -123,7 +123,7 @@ class LocalStorage(Storage):
         os.close(fd)
         return None
 
-    def map(self, name: str, content: bytes, size: int) -> LocalMapping | None:
+    def map(self, name: str, content: bytes, size: int, end: bytes = b"") -> LocalMapping | None:
         if self.why_unmapped() is not None:
             return None
         path, fresh = self.path(name), self.path(name + ".part")
@@ -132,6 +132,7 @@ class LocalStorage(Storage):
             _allocate(fd, size)
             mapping = LocalMapping(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
             mapping.memory[: len(content)] = content
+            mapping.memory[size - len(end) :] = end
             os.rename(fresh, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):

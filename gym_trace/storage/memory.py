@@ -48,7 +48,7 @@ class MemoryStorage(Storage):
         self.content(name)
         return MemoryAppender(self._files[name])
 
-    def map(self, name: str, content: bytes, size: int) -> Mapping | None:
+    def map(self, name: str, content: bytes, size: int, end: bytes = b"") -> Mapping | None:
         return None
 
     def append(self, name: str, data: bytes) -> None:

@@ -197,8 +197,10 @@ class Storage(ReadStorage, Protocol):
         Raises FileNotFoundError, OSError.
         """
 
-    def map(self, name: str, content: bytes, size: int) -> Mapping | None:
+    def map(self, name: str, content: bytes, size: int, end: bytes = b"") -> Mapping | None:
         """Map a new file of that size that starts with content; it replaces a file of this name atomically.
+
+        end: the last bytes of the file.
 
         Return None where a killed process would lose data in the mapping, or where disk space cannot be reserved.
         Raises OSError.

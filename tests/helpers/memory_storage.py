@@ -43,8 +43,8 @@ class MemoryStorage(memory.MemoryStorage):
         key = (self.root, name)
         return None if locked and key in _held else LockedAppender(self._files[name], key if locked else None)
 
-    def map(self, name: str, content: bytes, size: int) -> MemoryMapping:
-        self._files[name] = bytearray(content.ljust(size, b"\0"))
+    def map(self, name: str, content: bytes, size: int, end: bytes = b"") -> MemoryMapping:
+        self._files[name] = bytearray(content.ljust(size - len(end), b"\0") + end)
         return MemoryMapping(self._files[name])
 
     def holder(self, name: str) -> Holder | None:

@@ -34,6 +34,17 @@ def test_without_a_mapping_all_is_recorded_and_it_is_said_once(
     assert [episode.outcome for episode in open_trace(tmp_path)] == ["cut", "cut", "closed"]
 
 
+def test_memory_without_a_mapping_grows_with_all_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.storage.local._SAFE_TO_MAP", frozenset())
+    monkeypatch.setattr("gym_trace.recording.recorder._UNMAPPED_SECONDS", 1e6)
+    with TraceRecordingWrapper(CountingEnv(length=3000), tmp_path, flush_seconds=1e6) as env:
+        env.reset(seed=0)
+        for _ in range(3000):
+            env.step(1)
+    (episode,) = open_trace(tmp_path)
+    assert episode.observations[:, 0].tolist() == list(range(3001))
+
+
 def test_without_room_for_a_thread_the_caller_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.recording.background._HEADROOM", 1 << 62)
     monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))

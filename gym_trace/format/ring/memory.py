@@ -62,9 +62,9 @@ class Ring:
         layout: dict[str, Any],
         slabs: int,
         slab_bytes: int,
-        begun: tuple[memoryview, memoryview] = (memoryview(b""), memoryview(b"")),
+        begun: tuple[bytes, bytes] = (b"", b""),
     ):
-        """begun: first and last bytes of the first slab, which the file has from the moment it has its name."""
+        """begun: first and last bytes of the only slab, which the file has from the moment it has its name."""
         self._storage, self._name = storage, writer + RING
         self.sequence = 0  # sequence number of the latest slab
         packed = pack(layout)
@@ -85,20 +85,23 @@ class Ring:
             crc32(packed),
         )
         content = header + _CRC.pack(crc32(header)) + packed
-        if len(begun[0]):
-            start, end = begun
-            content = b"".join([content.ljust(first, b"\0"), start, bytes(slab_bytes - len(start) - len(end)), end])
+        start, end = begun
+        if start:
+            content = content.ljust(first, b"\0") + start
         self._mapping: Mapping | None = None
         self.shortage: OSError | None = None
         try:
             if any(BOOT_ID):  # otherwise a ring from before a power failure would be read
-                self._mapping = storage.map(self._name, content, first + slabs * slab_bytes)
+                self._mapping = storage.map(self._name, content, first + slabs * slab_bytes, end)
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS:
                 raise
             self.shortage = error
         memory = memoryview(bytearray(first + slabs * slab_bytes)) if self._mapping is None else self._mapping.memory
         self.mapped = self._mapping is not None
+        if self._mapping is None:
+            memory[first : first + len(start)] = start
+            memory[len(memory) - len(end) :] = end
         self.slabs = [memory[first + i * slab_bytes : first + (i + 1) * slab_bytes] for i in range(slabs)]
 
     def next_slab(self) -> tuple[memoryview, int]:

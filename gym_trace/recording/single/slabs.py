@@ -198,7 +198,7 @@ class RowSlabs:
             rows = slab.rows + (slab.pending_action() is not None)
             cut = len(slab.memory) - rows * self.layout.size
             try:
-                larger = self._new_ring(self._slab_bytes, (slab.memory[:cut], slab.memory[cut:]))
+                larger = self._new_ring(self._slab_bytes, (bytes(slab.memory[:cut]), bytes(slab.memory[cut:])))
             except OSError as error:
                 recorder.out.fail(error)
                 return False
