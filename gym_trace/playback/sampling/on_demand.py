@@ -14,7 +14,7 @@ from gym_trace.data.values import Array
 from gym_trace.playback.sampling.items import Batch, Items
 from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, EpisodeSlices
 
-_MOST_READ = 8  # batches read at most 1/_MOST_READ of the files on demand
+_MOST_FIRST, _MOST_ALL = 8, 16  # the first batch reads at most 1/_MOST_FIRST of the files, several 1/_MOST_ALL
 
 
 class OnDemand:
@@ -39,7 +39,7 @@ class OnDemand:
         self._plan, self._make, self._margins = plan, make, margins
         self._episode = None if slices is None else slices.episode
         files = sum(batch.size for reader in plan.readers for batch in reader.batches)
-        self._left = int(files * share) // _MOST_READ
+        self._left, self._most = int(files * share) // _MOST_FIRST, int(files * share) // _MOST_ALL
 
     def batch(self, items: Array, positions: Array) -> Batch | None:
         """Return a batch of items, as Items.of(); None if all rows should be decoded. Raises CorruptTrace."""
@@ -54,7 +54,7 @@ class OnDemand:
         end = np.minimum(step + 1 + ahead, self._plan.first[index + 1] - self._plan.first[index])
         slices = EpisodeSlices(index, offset, end - offset, step - offset, step - offset + 1)
         rows, size = self._plan.decode_few(slices, self._left)
-        self._left -= size
+        self._left = min(self._left, self._most) - size
         if rows is None:
             return None
         found = self._make(rows)  # one item per slice
