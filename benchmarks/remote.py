@@ -388,7 +388,7 @@ def main() -> None:
     versions = ", ".join(f"{form.package} {importlib.metadata.version(form.package)}" for form in FORMATS.values())
     lines = [
         f"{datetime.date.today()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, {versions}, obstore "
-        f"{importlib.metadata.version('obstore')}; {given.latency:g} ms, {given.rate:g} MB/s, medians of {given.turns}."
+        f"{importlib.metadata.version('obstore')}; {given.latency:g} ms, {given.rate:g} MB/s, median of {given.turns}."
     ]
     with tempfile.TemporaryDirectory() as folder:
         for kind, env in DATA.items():
