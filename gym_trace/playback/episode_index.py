@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
@@ -45,6 +45,7 @@ class EpisodeIndex:
         self.readers = readers if writers is None else [readers[number] for number in writers.tolist()]
         self._pages = np.zeros(-(-len(self) // _PAGE), np.bool_)  # parts of the table that are filled
         self._computed: dict[str, Array] = {}  # columns that were used before the table is filled
+        self._last_starts: tuple[Array, Array] = np.empty(0), np.empty(0)  # the last indices, and their reset records
         self._filling = Lock()
 
     @classmethod
@@ -129,29 +130,31 @@ class EpisodeIndex:
         finished: Array = self[OUTCOME_CODE] != Outcome.RUNNING
         return finished
 
-    def starts_of(self, indices: Array) -> list[dict[str, Any]]:
-        """Return the reset records of these episodes; {} if the start was dropped. Not copied. Raises CorruptTrace."""
-        found: list[dict[str, Any]] = [{} for _ in indices]
-        for reader, mine, rows in self._by_writer(indices):
-            for at, start in reader.starts_of(rows):
-                found[mine[at]] = start
+    def starts_of(self, indices: Array) -> Array:
+        """Return the reset records of these episodes as objects; {} if the start was dropped. Not copied.
+
+        Raises CorruptTrace.
+        """
+        known, found = self._last_starts  # exporters ask for those of a block several times
+        if known is not indices:
+            found = self._from_writers(indices, WriterReader.starts_of)
+            self._last_starts = indices, found
         return found
 
     def packed_starts_of(self, indices: Array) -> list[bytes]:
         """Return the reset records of these episodes as stored; b"" if the start was dropped. Raises CorruptTrace."""
-        found = [b""] * len(indices)
-        for reader, mine, rows in self._by_writer(indices):
-            for at, start in reader.packed_starts_of(rows):
-                found[mine[at]] = start
+        found: list[bytes] = self._from_writers(indices, WriterReader.packed_starts_of).tolist()
         return found
 
-    def _by_writer(self, indices: Array) -> Iterator[tuple[WriterReader, list[int], Array]]:
-        """Yield (reader, positions in indices, rows) of each writer of these episodes."""
+    def _from_writers(self, indices: Array, of_rows: Callable[[WriterReader, Array], Array]) -> Array:
+        """Return an object for each of these episodes. of_rows: returns those of some rows of a writer."""
+        found = np.full(len(indices), None)
         whole_indices = indices if self.chosen is None else self.chosen[indices]
         writers = self._writers_of(whole_indices)
         for number in np.unique(writers).tolist():
             mine = np.flatnonzero(writers == number)
-            yield self.all_readers[number], mine.tolist(), whole_indices[mine] - self.bounds[number]
+            found[mine] = of_rows(self.all_readers[number], whole_indices[mine] - self.bounds[number])
+        return found
 
     @cached_property
     def _table(self) -> Array:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from functools import partial
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 from gym_trace.data.layout import Path
 from gym_trace.data.origins import OWN_ID, Origin, split_id
 from gym_trace.data.schema import Layouts, WriterSchema
-from gym_trace.data.values import Array, copied
+from gym_trace.data.values import Array, copied, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import (
@@ -30,7 +30,7 @@ from gym_trace.format.batch_reader import (
     RowBudget,
     RowRanges,
 )
-from gym_trace.format.columns import ColumnDescriptor
+from gym_trace.format.columns import ColumnDescriptor, unpacked
 from gym_trace.format.directory import WriterFiles, batch_name
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.ring.pending import Pending, pending_in
@@ -170,7 +170,7 @@ class WriterReader:
         self._missing: list[Damage] = []
         self._missing_among: tuple[int, ...] | None = None  # numbers of the batches that _missing was computed from
         self._readers: dict[int, BatchReader] = {}
-        self._starts: dict[int, tuple[list[Any], Array]] = {}  # reset records of the latest chunks, and their ranks
+        self._starts: dict[int, tuple[Array, Array]] = {}  # reset records of the latest chunks, and their ranks
         self._about: WriterSchema | None = None
         self._has_missed = False
         self._versions: _Versions | None = None  # of the files of a dead writer, when they were read
@@ -689,27 +689,24 @@ class WriterReader:
         """Return the reset record of an episode without copying it: do not change it."""
         f = int(self.parts.starts[row])
         if f < 0:
-            return {}
+            return _NO_START
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
         entries, ranks = self._starts_in(number)
         begun = int(ranks[f - int(self.chunk_bounds[number])])
-        entry = entries[begun] if begun < len(entries) else None
-        return entry if isinstance(entry, dict) else {}
+        start: dict[str, Any] = entries[begun] if begun < len(entries) else _NO_START
+        return start
 
-    def starts_of(self, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the reset records of episodes, each with its index in rows. Reads each chunk once. Not copied."""
-        for places, starts in self._begun(rows, self._starts_in):
-            yield from ((i, start) for i, start in zip(places, starts) if isinstance(start, dict))
+    def starts_of(self, rows: Array) -> Array:
+        """Return the reset records of episodes as objects, {} if missing. Reads each chunk once. Not copied."""
+        return self._begun(rows, self._starts_in, _NO_START)
 
-    def packed_starts_of(self, rows: Array) -> Iterator[tuple[int, bytes]]:
-        """Yield the reset records of episodes as stored, each with its index in rows."""
-        begun = self._begun(rows, lambda number: self._read_starts(number, Chunk.packed))
-        return chain.from_iterable(zip(places, starts) for places, starts in begun)
+    def packed_starts_of(self, rows: Array) -> Array:
+        """Return the reset records of episodes as stored, as objects, b"" if missing. Reads each chunk once."""
+        return self._begun(rows, self._packed_starts_in, b"")
 
-    def _begun(
-        self, rows: Array, starts_in: Callable[[int], tuple[list[Any], Array]]
-    ) -> Iterator[tuple[list[int], list[Any]]]:
-        """Yield (indices in rows, reset records) chunk by chunk. starts_in: see _starts_in()."""
+    def _begun(self, rows: Array, starts_in: Callable[[int], tuple[Array, Array]], missing: Any) -> Array:
+        """Return the reset records of episodes. starts_in: returns those of a chunk, as _starts_in()."""
+        found = objects([missing] * len(rows))
         starts = self.parts.starts[rows]
         chunks = np.searchsorted(self.chunk_bounds, starts, side="right") - 1
         order = np.argsort(chunks, kind="stable")
@@ -718,23 +715,33 @@ class WriterReader:
             number = int(chunks[part[0]])
             entries, ranks = starts_in(number)
             own = ranks[starts[part] - int(self.chunk_bounds[number])]
-            there = own < len(entries)
-            yield part[there].tolist(), [entries[i] for i in own[there].tolist()]
+            found[part[own < len(entries)]] = entries[own[own < len(entries)]]
+        return found
 
-    def _starts_in(self, number: int) -> tuple[list[Any], Array]:
+    def _starts_in(self, number: int) -> tuple[Array, Array]:
         """Return the reset records of a chunk, and for each fragment the index of its record, if it has one."""
         known = self._starts.get(number)
         if known is None:
-            known = self._read_starts(number, lambda chunk, path: chunk.array(path).tolist())
+            known = self._read_starts(number)
             self._starts = {**dict(list(self._starts.items())[1 - _MOST_STARTS :]), number: known}
         return known
 
-    def _read_starts(self, number: int, rows: Callable[[Chunk, Path], list[Any]]) -> tuple[list[Any], Array]:
-        """rows: returns the rows of the column."""
+    def _read_starts(self, number: int) -> tuple[Array, Array]:
+        packed, ranks = self._packed_starts_in(number)
+        own = packed.tolist()
+        distinct = list(dict.fromkeys(own))  # most are equal
+        try:
+            values = unpacked(distinct).tolist()
+        except CorruptTrace as error:
+            raise self.read_chunk(number, frozenset()).located(error) from error
+        entries = {entry: value if isinstance(value, dict) else _NO_START for entry, value in zip(distinct, values)}
+        return objects([entries[entry] for entry in own]), ranks
+
+    def _packed_starts_in(self, number: int) -> tuple[Array, Array]:
         chunk, before = self.read_chunk(number, _STARTS), self.rows_before(number)[2]
         begun = self.fragments.flags[self.chunk_bounds[number] : self.chunk_bounds[number + 1]] & wire.STARTS > 0
-        entries = rows(chunk, ("starts",)) if ("starts",) in chunk else []
-        return entries[before : before + int(np.count_nonzero(begun))], np.cumsum(begun) - 1
+        packed = chunk.packed(("starts",)) if ("starts",) in chunk else []
+        return objects(packed[before : before + int(np.count_nonzero(begun))]), np.cumsum(begun) - 1
 
 
 def _is_in(roots: frozenset[str | Path] | None, path: Path) -> bool:
@@ -742,4 +749,5 @@ def _is_in(roots: frozenset[str | Path] | None, path: Path) -> bool:
     return roots is None or path[0] in roots or path in roots
 
 
+_NO_START: dict[str, Any] = {}
 _UNREAD = Chunk({}, [], lambda error: error)

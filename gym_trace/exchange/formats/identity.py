@@ -17,10 +17,12 @@ from gym_trace.data.json_values import json_text, tagged, untagged
 from gym_trace.data.origins import ORIGINS
 from gym_trace.data.packing import unpack
 from gym_trace.data.values import Array
+from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.episode_index import index_of
+from gym_trace.playback.episode_table import OUTCOME_CODE
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
 
@@ -74,60 +76,77 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
 
 def identities(trace: Trace, indices: Array, is_part: Array) -> list[str]:
     """Return identity() of many episodes, mostly from tables, which is faster. is_part: (all episodes,) bool."""
-    table, rows, readers = trace.episodes[indices], index_of(trace).rows[indices], index_of(trace).readers
-    writers, outcomes = table["writer"].tolist(), table["outcome"].tolist()
-    heads = {
-        (writer, outcome): json_text({"writer": readers[writer].writer, "outcome": outcome})[:-1]
-        for writer, outcome in set(zip(writers, outcomes))
+    content = index_of(trace)
+    readers, starts = content.readers, content.starts_of(indices).tolist()
+    writers, outcomes = content["writer"][indices].astype(np.int64), content[OUTCOME_CODE][indices]
+    numbers = {name: content[name][indices].astype(np.int64) for name in _IN_TABLE}
+    is_large = numbers["seed"] == wire.SEED_ELSEWHERE
+    more = [_of_start(start, large) if start else "" for start, large in zip(starts, is_large.tolist())]
+    present = {name: _is_present(name, column) for name, column in numbers.items()}
+    traits = {
+        "writer": writers,
+        "outcome": outcomes,
+        "ended": _ends_of(trace, writers, content.rows[indices]),
+        "has_final": content["has_final_observation"][indices],
+        "is_part": is_part[indices],
+        "has_more": np.array([bool(text) for text in more], np.bool_),
+        **present,
     }
-    ends, has_pending = _ends_of(trace, table["writer"], rows), [bool(reader.pending) for reader in readers]
-    finals, parts = table["has_final_observation"].tolist(), is_part[indices].tolist()
-    numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
-    texts = []
-    for index, writer, outcome, part, has_final, ended, start, *values in zip(
-        indices.tolist(), writers, outcomes, parts, finals, ends, index_of(trace).starts_of(indices), *numbers
-    ):
-        if ended is None or (has_pending[writer] and outcome == "lost"):
-            texts.append(identity(trace[index], trace.episodes[index], part))
-            continue
-        number, lane, first_step, seed, begun, over, offset, duration = values
-        text = f'{heads[writer, outcome]}, "episode_id": {number}, "lane": {lane}, "first_step": {first_step}'
-        text += f', "seed": {seed}' if seed >= 0 else ""
-        text += f', "start_time": {begun}' if begun != _NOT_A_TIME else ""
-        text += f', "end_time": {over}' if over != _NOT_A_TIME else ""
-        text += f', "clock_offset": {offset}' if offset else ""
-        text += f', "duration": {duration}' if duration else ""
-        if more := _more(seed, start, part, has_final):
-            text += f", {json_text(more)[1:-1]}"
-        texts.append(text + (_ENDED[tuple(ended)] if ended else "") + "}")
-    return texts
+    has_pending = np.array([bool(reader.pending) for reader in readers], np.bool_)[writers]
+    alone = (traits["ended"] == _SEVERAL) | (has_pending & (outcomes == Outcome.LOST))
+    texts = np.full(len(indices), None)
+    for mine in _alike(traits):  # their texts differ in numbers alone
+        one = {name: int(column[mine[0]]) for name, column in traits.items()}
+        head = json_text({"writer": readers[one["writer"]].writer, "outcome": OUTCOMES[one["outcome"]]})[:-1]
+        names = [name for name in _IN_TABLE if one[name]]
+        tail: dict[str, Any] = {"is_part": True} if one["is_part"] else {}
+        tail |= {} if one["has_final"] else {"has_final_observation": False}
+        if one["ended"] != _NONE:
+            tail["ended"] = [bool(one["ended"] & 1), bool(one["ended"] & 2)]
+        template = head.replace("%", "%%") + "".join(f', "{name}": %d' for name in names) + "%s"
+        template += f", {json_text(tail)[1:]}" if tail else "}"
+        rows = zip(*(numbers[name][mine].tolist() for name in names), [more[i] for i in mine.tolist()])
+        texts[mine] = list(map(template.__mod__, rows))
+    for i in np.flatnonzero(alone).tolist():
+        index = int(indices[i])
+        texts[i] = identity(trace[index], trace.episodes[index], bool(is_part[index]))
+    found: list[str] = texts.tolist()
+    return found
 
 
-_ENDED = {
-    (terminated, truncated): f', "ended": {json_text([terminated, truncated])}'
-    for terminated in (False, True)
-    for truncated in (False, True)
-}
+def _is_present(name: str, column: Array) -> Array:
+    """Return True where a number of the table of episodes is stored."""
+    least = 0 if name == "seed" else _NOT_A_TIME + name.endswith("_time")
+    present: Array = (column >= least) & ((column != 0) | (name not in _CLOCKS))
+    return present
 
 
-def _more(seed: int, start: dict[str, Any], is_part: bool, has_final: bool) -> dict[str, Any]:
-    """Return what few episodes have. seed: as in the table. start: the reset record."""
+def _alike(traits: dict[str, Array]) -> list[Array]:
+    """Return the positions of the episodes with the same traits, for each combination. Traits are small numbers."""
+    key = np.zeros(len(traits["writer"]), np.int64)
+    for column in traits.values():
+        key = key * (int(column.max(initial=0)) + 1) + column
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else []
+
+
+def _of_start(start: dict[str, Any], is_large: bool) -> str:
+    """Return the text of what few reset records have. is_large: the table of episodes cannot hold the seed."""
     known: dict[str, Any] = {}
-    if seed == wire.SEED_ELSEWHERE and isinstance(large := start.get("seed"), int):
+    if is_large and isinstance(large := start.get("seed"), int):
         known["seed"] = tagged(large)
     for name in ("options", "rng_state", "reset_info"):
         if start.get(name) is not None:
             known[name] = tagged(unpack(start[name]) if name == "reset_info" else start[name])
-    known |= {"is_part": True} if is_part else {}
-    return known if has_final else known | {"has_final_observation": False}
+    return f", {json_text(known)[1:-1]}" if known else ""
 
 
-def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | None]:
-    """Return [terminated, truncated] of the last step of each episode, as "ended" of identity().
+_NONE, _SEVERAL = 4, 5  # how an episode ended: 1 if terminated, 2 more if truncated; without steps; flagged before, too
 
-    [] for an episode without steps; None if an earlier step is flagged, too, so that identity() needs "flags".
-    """
-    ends: list[list[bool] | None] = [None] * len(rows)
+
+def _ends_of(trace: Trace, writers: Array, rows: Array) -> Array:
+    """Return how each episode ended: flags of its last step, _NONE, or _SEVERAL, so that identity() needs "flags"."""
+    ends = np.full(len(rows), _SEVERAL)
     for number in np.unique(writers).tolist():
         mine, reader = np.flatnonzero(writers == number), index_of(trace).readers[number]
         parts, own = reader.parts, rows[mine]
@@ -136,11 +155,9 @@ def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | Non
         flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
         last = parts.first[1:][own] - 1 - begin
         is_plain = flagged[last] == flagged[parts.first[:-1][own] - begin]
-        pairs = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
-        steps = parts.column("steps", own).tolist()
-        for index, plain, pair, count in zip(mine.tolist(), is_plain.tolist(), pairs, steps):
-            if plain:
-                ends[index] = pair if count else []
+        pairs = (flags[last] & wire.TERMINATED > 0) + 2 * (flags[last] & wire.TRUNCATED > 0)
+        pairs[parts.column("steps", own) == 0] = _NONE
+        ends[mine] = np.where(is_plain, pairs, _SEVERAL)
     return ends
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from gym_trace.format import wire
 from gym_trace.playback.column_selection import select_columns
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_index import finished_view, index_of, readers_with_episodes, whole_of, writer_agreed_on
+from gym_trace.playback.episode_table import Columns
 from gym_trace.playback.row_types import RowType, row_types
 from gym_trace.playback.scan import EPISODE, KEPT, LEFT_OUT, REPEATED, Scan
 from gym_trace.playback.trace import Trace
@@ -67,7 +69,7 @@ class ExportSource:
         self.branch_prefix = repeated_steps(index_of(self.trace), index_of(self.trace).readers) * (
             not keeps_branch_prefix
         )
-        self.steps = int(self.episodes["steps"].sum())
+        self.steps = int(episode_columns(self)["steps"].sum())
         self._on_progress, self._done = on_progress, 0
         self._identities: tuple[int, list[str]] = -1, []  # index of an episode; identities from this episode on
 
@@ -167,7 +169,7 @@ class ExportSource:
 
     def identities(self, indices: Array) -> list[str]:
         """Return identity() of the episodes at these indices, faster. Raises CorruptTrace."""
-        if (self.episodes["steps"][indices] != index_of(self.trace)["steps"][indices]).any():
+        if (episode_columns(self)["steps"][indices] != index_of(self.trace)["steps"][indices]).any():
             cuts = self.finals, self._keeps_branch_prefix
             episodes = (exported_episode(self.trace, self.trace[index], *cuts) for index in indices.tolist())
             return [self.identity(episode) for episode in episodes]
@@ -179,9 +181,10 @@ class ExportSource:
     def is_part(self) -> Array:
         """Return (episodes,) bool: True for parts of episodes, whose other steps were filtered out."""
         whole = index_of(whole_of(self.trace))
-        keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
-        _, key_indices, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        is_part = (whole["first_step"] > 0) | (counts[key_indices.reshape(-1)] > 1)
+        is_part, ids = whole["first_step"] > 0, whole["episode_id"]
+        for begin, end in pairwise(whole.bounds.tolist()):
+            _, of_episode, counts = np.unique(ids[begin:end], return_inverse=True, return_counts=True)
+            is_part[begin:end] |= counts[of_episode] > 1
         exported: Array = is_part[index_of(self.trace).whole_indices] | (self.branch_prefix > 0)
         return exported
 
@@ -258,6 +261,13 @@ class ExportSource:
         self._done += steps
         if self._on_progress is not None:
             self._on_progress(min(self._done, self.steps), self.steps)
+
+
+def episode_columns(source: ExportSource) -> Columns:
+    """Return the columns of source.episodes, which are computed one by one where all recorded steps are exported."""
+    content = index_of(source.trace)
+    is_cut = source.finals == LEFT_OUT and not content["has_final_observation"].all()
+    return source.episodes if is_cut or source.branch_prefix.any() else content
 
 
 def flags(window: Window) -> tuple[Array, Array]:

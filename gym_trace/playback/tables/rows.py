@@ -44,7 +44,7 @@ class Tables:
     Args:
         trace: finished episodes with the same spaces.
         columns: the column of each leaf.
-        episodes: table of the episodes; its steps may be fewer than recorded. None: trace.episodes.
+        episodes: columns of the episodes; their steps may be fewer than recorded. None: those of the trace.
         numbers: (episodes,) number of each episode in the tables. None: its index.
         has_next: True: add next_observation to steps. Files omit it, as the next row has it.
     """
@@ -53,7 +53,7 @@ class Tables:
         self,
         trace: RecordedEpisodes,
         columns: Mapping[Path, ArrowColumn],
-        episodes: Array | None = None,
+        episodes: Columns | None = None,
         numbers: Array | None = None,
         has_next: bool = False,
     ):
@@ -190,7 +190,8 @@ class Tables:
         ]
 
     def _options(self, indices: Array) -> list[str | None]:
-        options = [start.get("options") for start in index_of(self._trace).starts_of(indices)]
+        starts = index_of(self._trace).starts_of(indices).tolist()
+        options = [start.get("options") if start else None for start in starts]
         return [None if given is None else json_text(tagged(given)) for given in options]
 
 

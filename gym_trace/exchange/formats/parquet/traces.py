@@ -23,7 +23,7 @@ from gym_trace.exchange.formats.imported import Imported, NewEpisode, imported
 from gym_trace.exchange.formats.parquet.files import ParquetFiles
 from gym_trace.exchange.formats.parquet.tables import Table, located
 from gym_trace.exchange.formats.rows import RowQueue, first_writer, steps_of
-from gym_trace.exchange.formats.source import ExportSource
+from gym_trace.exchange.formats.source import ExportSource, episode_columns
 from gym_trace.format.manifest import json_of
 from gym_trace.playback.scan import KEPT, StepRuns
 from gym_trace.playback.tables.columns import NUMBER, TEXT, ArrowColumn, columns_of, parts_of, table_column
@@ -89,7 +89,7 @@ def write_tables(source: ExportSource, writer: Callable[[str, pa.Schema, list[st
 class _Tables:
     def __init__(self, source: ExportSource, writer: Callable[[str, pa.Schema, list[str]], TableWriter]):
         columns = columns_of(source.trace)
-        tables = Tables(source.trace, columns, source.episodes)
+        tables = Tables(source.trace, columns, episode_columns(source))
         identity = TableColumn(
             pa.field(KEY, pa.string(), nullable=False), (), lambda indices, _: pa.array(source.identities(indices))
         )
