@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import os
 import sys
-from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
@@ -16,6 +18,8 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _entry_points(group: str, folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    import importlib.metadata  # here, because it takes a tenth of the start of most commands, which have no use for it
+
     return tuple(importlib.metadata.entry_points(group=group))
 
 

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import secrets
 import sys
 from functools import partial
 from types import ModuleType
@@ -149,7 +148,7 @@ json_lines_option = option("--json", "Print JSON lines, one per episode.", name=
 
 def new_seed() -> int:
     """Return a seed from the system's entropy."""
-    return secrets.randbits(31)
+    return int.from_bytes(os.urandom(4), "big") >> 1
 
 
 def import_here(module_name: str) -> ModuleType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -24,6 +23,8 @@ def spared_children() -> Iterator[None]:
 
     Unless forked, they import nothing from the current directory while they start.
     """
+    import multiprocessing  # here, because most commands start no process
+
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # children inherit it
     try:
         with nullcontext() if multiprocessing.get_start_method() == "fork" else started_safely():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from typing import Any
 
@@ -71,7 +70,7 @@ class LastReturns:
 
 
 def _spread(values: Any) -> tuple[float, float, float]:
-    return statistics.fmean(values), min(values), max(values)
+    return math.fsum(values) / len(values), min(values), max(values)
 
 
 class LaneReturns:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from multiprocessing import current_process
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, UnsupportedTrace
@@ -161,7 +158,7 @@ def _created(schema: Mapping[str, Any]) -> int | None:
 
 def new_writer_id() -> str:
     """Return a unique id made of UTC time, process id and random digits."""
-    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def is_writer_id(writer: str) -> bool:
@@ -301,7 +298,9 @@ def _closed_without_steps(files: WriterFiles) -> bool:
 
 def _of_several() -> str:
     """Return a hint for a child process, whose siblings may record into the same directory."""
-    if multiprocessing.parent_process() is None:
+    from multiprocessing import current_process, parent_process  # here, because most reading does not need it
+
+    if parent_process() is None:
         return ""
     return f" (needed if other processes of this run have closed their traces; this is {current_process().name})"
 

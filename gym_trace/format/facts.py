@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -101,7 +101,7 @@ def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
     Pass facts from a user through checked() first. Raises InvalidOption for values that JSON cannot hold, and OSError.
     """
     content = _packed(facts)
-    with staged_file(storage, NAME, f"{NAME}.{secrets.token_hex(4)}.part") as file:  # others may be writing facts, too
+    with staged_file(storage, NAME, f"{NAME}.{os.urandom(4).hex()}.part") as file:  # others may be writing facts, too
         file.write(content)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -331,7 +330,7 @@ def work_beside(final: Path) -> WorkDirectory:
             else:
                 work.remove()
     while found is None:
-        found = take(final.with_name(f".{name}.{secrets.token_hex(4)}.part"))
+        found = take(final.with_name(f".{name}.{os.urandom(4).hex()}.part"))
     return found
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gym_trace.data.packing import pack, unpack
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
-from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import RING, batch_name
-from gym_trace.format.ring.chunk_builder import ChunkWriter
-from gym_trace.format.ring.lanes.decoder import LaneDecoder
 from gym_trace.format.ring.memory import LANES, ROWS, read_header, sequence_of
 from gym_trace.format.ring.pending import Pending, pending_in
-from gym_trace.format.ring.rows import RowDecoder
-from gym_trace.format.ring.segment import Segment
 from gym_trace.storage.memory import MemoryStorage
 from gym_trace.storage.protocol import ReadStorage
+
+# What decodes rings is imported where a trace has one.
+if TYPE_CHECKING:
+    from gym_trace.format.ring.segment import Segment
 
 _HOLES = 128 << 20  # bytes of empty pages accepted in a sparse copy of a ring
 _MOST_SEQUENCE = (1 << 32) - 1  # largest sequence number that fits into a mark
@@ -112,8 +111,12 @@ def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) ->
 def decoder_of(kind: int, layout: dict[str, Any]) -> Decoder:
     """Return the decoder for slabs of this kind. Raises CorruptTrace, UnsupportedTrace."""
     if kind == ROWS:
+        from gym_trace.format.ring.rows import RowDecoder
+
         return RowDecoder(layout)
     if kind == LANES:
+        from gym_trace.format.ring.lanes.decoder import LaneDecoder
+
         return LaneDecoder(layout)
     raise UnsupportedTrace(f"ring of kind {kind}; upgrade gym-trace")
 
@@ -142,6 +145,9 @@ class Recovered(NamedTuple):
 
 def recovered(image: RingImage) -> Recovered:
     """Decode the copy of a ring. Raises CorruptTrace."""
+    from gym_trace.format.batch_files import BatchFiles
+    from gym_trace.format.ring.chunk_builder import ChunkWriter
+
     decoder = decoder_of(image.kind, image.layout)
     storage = MemoryStorage("")
     writer = BatchFiles(storage, {"writer": _WRITER}, level=1, fsync=False)
