@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gym_trace.exchange.formats.steps.table import StepTable as StepTable
     from gym_trace.playback.sampling.items import Hindsight as Hindsight
     from gym_trace.playback.tables.sql import query as query
+    from gym_trace.playback.tables.sql import write_query as write_query
     from gym_trace.playback.trace import Trace as Trace
     from gym_trace.playback.trace import open_trace as open_trace
     from gym_trace.playback.trace import scan_recorded_traces as scan_recorded_traces
@@ -115,6 +116,7 @@ _HOMES = {
     "summarize": "gym_trace.tools.statistics.summary",
     "train": "gym_trace.training",
     "verify_trace": "gym_trace.tools.replay.verify",
+    "write_query": "gym_trace.playback.tables.sql",
 }
 # Public modules; each lists its names in __all__.
 _MODULES = (

@@ -19,8 +19,12 @@ from gym_trace_cli.help import headed, option, section
 @headed("sql")
 @click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=TraceDirectory())
 @click.argument("query")
-@section("Output", option("--json", "Print JSON lines, one per row.", name="as_json"))
-def command(directories: Sequence[str], query: str, as_json: bool) -> int:
+@section(
+    "Output",
+    option("--json", "Print JSON lines, one per row.", name="as_json"),
+    option("-o, --output FILE", "File: .parquet or .csv. Default: standard output.", click.Path(dir_okay=False)),
+)
+def command(directories: Sequence[str], query: str, as_json: bool, output: str | None) -> int:
     """Query traces with DuckDB: the tables are steps and episodes.
     Only columns that the query names are decoded.
 
@@ -30,10 +34,17 @@ def command(directories: Sequence[str], query: str, as_json: bool) -> int:
 
     \b
     gym-trace sql DIR "SELECT avg(return) FROM episodes WHERE outcome = 'terminated'"
+    gym-trace sql DIR "SELECT observation, action FROM steps" -o steps.parquet
     """
     if os.path.isdir(query):
         raise click.UsageError(f"the last argument, {query}, is a directory; pass DIR, then QUERY")
-    headings, rows = gym_trace.query(query, [gym_trace.open_trace(directory) for directory in directories])
+    if as_json and output is not None:
+        raise click.UsageError("--json: excludes --output, which writes .parquet or .csv")
+    traces = [gym_trace.open_trace(directory) for directory in directories]
+    if output is not None:
+        gym_trace.write_query(query, traces, output)
+        return FINE
+    headings, rows = gym_trace.query(query, traces)
     if as_json:
         for row in rows:
             show.json_line(dict(zip(headings, row)), default=str)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.storage.staging import replaced_file
 
 try:
     import duckdb
@@ -43,6 +45,32 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
     with _own_errors(tables, text):
         result = _connected(tables).execute(text)
         return [column[0] for column in result.description or ()], _rows(result, tables)
+
+
+def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.PathLike[str]) -> None:
+    """Write the rows of a query to a file, which replaces an older one: Parquet or CSV, by the ending of its name.
+
+    Raises InvalidOption, also with DuckDB's error; CorruptTrace; OSError.
+
+    Examples:
+        >>> trace = gym_trace.open_trace("traces/cartpole")
+        >>> gym_trace.write_query("SELECT episode, return FROM episodes", [trace], "returns.csv")
+        >>> with open("returns.csv") as file:
+        ...     file.readline()
+        'episode,return\\n'
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in (".parquet", ".csv"):
+        raise InvalidOption(f"{os.fspath(path)}: unknown ending; pass a name that ends with .parquet or .csv")
+    tables = _tables_of(traces)
+    with replaced_file(path) as staged, _own_errors(tables, text):
+        rows = _connected(tables).sql(text)
+        if rows is None:
+            raise InvalidOption("sql: no query; pass a SELECT")
+        if ending == ".parquet":
+            rows.to_parquet(str(staged), compression="zstd")
+        else:
+            rows.to_csv(str(staged))
 
 
 def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:

@@ -369,6 +369,22 @@ def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     assert "is a directory; pass DIR, then QUERY" in run("sql", "SELECT 1", recorded).stderr
 
 
+def test_a_query_is_written_to_a_file_whole_or_not_at_all(recorded: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    table, text = tmp_path / "out.parquet", tmp_path / "out.csv"
+    query = "SELECT episode, step, observation FROM steps WHERE action = 1 ORDER BY ALL"
+    assert ok("sql", recorded, query, "-o", table).output == ""
+    rows = open_trace(recorded).to_arrow(["episode", "step", "observation"], ds.field("action") == 1).read_all()
+    assert pq.read_table(table).to_pylist() == rows.to_pylist()
+    ok("sql", recorded, "SELECT count(*) AS n FROM episodes", "-o", text)
+    assert text.read_text() == "n\n1800\n"
+    for words in (["SELECT nonsense FROM steps", "-o", text], [" ", "-o", text], ["SELECT 1", "-o", text, "--json"]):
+        assert run("sql", recorded, *words).exit_code == 2
+    assert text.read_text() == "n\n1800\n"
+    assert "pass a name that ends with .parquet or .csv" in run("sql", recorded, "SELECT 1", "-o", "rows.arrow").stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
+
+
 def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     cartpole(tmp_path, 300)
