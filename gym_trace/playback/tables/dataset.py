@@ -357,7 +357,7 @@ def _both(first: Any, second: Any) -> Any:
 
 def _named_in(expression: Any, schema: pa.Schema) -> list[str]:
     """Return the columns that an expression needs: it fails without them. Raises InvalidOption."""
-    nothing = schema.empty_table()
+    nothing = pa.schema([field.with_type(_without_extensions(field.type)) for field in schema]).empty_table()
     try:
         nothing.filter(expression)
     except pa.ArrowException as error:
@@ -369,6 +369,15 @@ def _named_in(expression: Any, schema: pa.Schema) -> list[str]:
         except pa.ArrowException:
             named.append(name)
     return named
+
+
+def _without_extensions(kind: pa.DataType) -> pa.DataType:
+    """Return a type with the storage of extension types: pyarrow makes no empty struct that has one."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if not pa.types.is_struct(kind):
+        return kind
+    return pa.struct([field.with_type(_without_extensions(field.type)) for field in kind])
 
 
 # -- the columns of several traces ------------------------------------------------------------------------------------

@@ -369,6 +369,25 @@ def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     assert "is a directory; pass DIR, then QUERY" in run("sql", "SELECT 1", recorded).stderr
 
 
+def test_a_condition_is_evaluated_where_a_dict_has_pictures(tmp_path: Path) -> None:
+    class Nested(ToyEnv):
+        observation_space = gymnasium.spaces.Dict(
+            image=gymnasium.spaces.Box(0, 255, (2, 3), np.uint8), direction=gymnasium.spaces.Discrete(4)
+        )
+        action_space = gymnasium.spaces.Discrete(4)
+
+        def result(self, action: Any) -> Result:
+            return Result(self.observation_space.sample(), 0.0, self.t == 9)
+
+    with TraceRecordingWrapper(Nested(), tmp_path) as env:
+        record_episodes(env, episodes=5, seed=0)
+    trace = open_trace(tmp_path)
+    found = trace.to_arrow(["episode", "observation"], ds.field("observation", "direction") == 1).read_all().to_pylist()
+    rows = trace.to_arrow(["episode", "observation"]).read_all().to_pylist()
+    assert 0 < len(found) < len(rows)
+    assert found == [row for row in rows if row["observation"]["direction"] == 1]
+
+
 def test_a_query_is_written_to_a_file_whole_or_not_at_all(recorded: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     table, text = tmp_path / "out.parquet", tmp_path / "out.csv"
