@@ -14,7 +14,7 @@ from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.storage.memory import MemoryStorage
 from gym_trace.storage.protocol import ReadStorage
 
-# What decodes rings is imported where a trace has one.
+# Functions import the decoders, because most traces have no ring.
 if TYPE_CHECKING:
     from gym_trace.format.ring.segment import Segment
 
