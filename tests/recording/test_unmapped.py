@@ -17,6 +17,7 @@ from scripted_env import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import RecordingError
+from gym_trace.format.ring.memory import Ring
 
 
 def test_without_a_mapping_all_is_recorded_and_it_is_said_once(
@@ -178,3 +179,21 @@ def test_a_file_that_cannot_be_closed_is_a_recording_error(
         patch.setattr(os, "close", fails)
         env.reset()
     acted(env, "reset", 0, "close")
+
+
+def test_without_descriptors_a_ring_tries_to_grow_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.recording.single.slabs._RETRY_NS", 1 << 62)
+    rings = list[Ring]()
+    monkeypatch.setattr("gym_trace.recording.recorder.Ring", lambda *args: rings.append(Ring(*args)) or rings[-1])
+    with TraceRecordingWrapper(CountingEnv(length=5000), tmp_path) as env:
+        env.reset(seed=0)
+        env.step(1)
+        with no_descriptors():
+            for _ in range(4999):
+                env.step(1)
+        assert [ring.mapped for ring in rings] == [True, False]
+        assert env._recorder.slabs.base > 2000  # several slabs
+    (episode,) = open_trace(tmp_path)
+    assert episode.observations[:, 0].tolist() == list(range(5001))

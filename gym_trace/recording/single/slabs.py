@@ -41,6 +41,7 @@ VALUES_BYTES = 2 << 20  # log bytes of a slab if values are in the log
 MOST_ROWS = 1 << 16
 FLAG_BYTES = 2 * log.size_of(0)
 _SPARE_BYTES = 1 << 10
+_RETRY_NS = 10**9  # between two attempts to grow without free file descriptors
 _PLAIN_REWARDS = frozenset({bool, int, float, np.float64})
 
 Entries = dict[int, tuple[int, bytes]]  # log entries of a row, by column: kind and payload
@@ -133,6 +134,7 @@ class RowSlabs:
             {},
         )  # the last row with observation values in the log, and these values
         self._next: _NextSlab | None = None  # while a slab is switched
+        self._grow_from = 0  # time before which the slab does not grow
         self.packers.forget()
         for column, packer in self.packers.deltas.items():
             self.slab.follow(column, packer.before, packer.ready, packer.limit)
@@ -195,6 +197,8 @@ class RowSlabs:
             ring = recorder.ring
             if not self.is_begun or recorder.failed or ring is None or len(slab.memory) >= self._slab_bytes:
                 return False
+            if time.monotonic_ns() < self._grow_from:
+                return False
             rows = slab.rows + (slab.pending_action() is not None)
             cut = len(slab.memory) - rows * self.layout.size
             try:
@@ -203,6 +207,7 @@ class RowSlabs:
                 recorder.out.fail(error)
                 return False
             if ring.mapped and not larger.mapped:  # no free descriptor: memory of this process alone would be lost
+                self._grow_from = time.monotonic_ns() + _RETRY_NS
                 return False
             larger.sequence, recorder.ring = ring.sequence, larger
             slab.move(larger.slabs[0])
