@@ -51,7 +51,7 @@ _WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompresse
 _BLOCK_BYTES = 32 << 10  # bytes of rows that are encoded by themselves in a column that readers access at random
 _BLOCKS_AT_ONCE = 256 << 10  # bytes of blocks that are decompressed together
 _LEAST_IN_BLOCKS = 40 << 10  # bytes of a column in blocks
-_BLOCKS_SIZE = 1.01  # size ratio up to which a column is stored in blocks
+_BLOCKS_SIZE = 1.02  # size ratio up to which a column is stored in blocks
 _LEAST_BLOCKS_SIZE = 0.5  # compression ratio below which it is not: the stored column is small
 _LEAST_BYTES = 256  # smaller columns stay uncompressed: compressing hands the interpreter lock to the user's loop
 _SAVING = 0.02  # part of the size that each transform must save, because it costs time
@@ -423,7 +423,7 @@ class Workspace:
             quick, rare = zstandard.ZstdCompressor(_QUICK), zstandard.ZstdCompressor(compression_params=parameters)
             self.for_small_rows += [quick.compress, rare.compress]
         self._for_large_rows: dict[bool, zstandard.ZstdCompressor] = {}
-        self._for_blocks: dict[int, zstandard.ZstdCompressor] = {}
+        self._for_blocks: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
 
     def compress_dictionary(self, encoded: Array, table: int) -> bytes:
         """Compress a dictionary. table: bytes before its codes.
@@ -445,24 +445,22 @@ class Workspace:
             self._for_large_rows[little] = zstandard.ZstdCompressor(compression_params=parameters)
         return self._for_large_rows[little]
 
-    def for_blocks(self, item_size: int) -> zstandard.ZstdCompressor:
-        """Return the compressor of blocks with elements of this size.
+    def for_blocks(self, item_size: int, quick: bool) -> zstandard.ZstdCompressor:
+        """Return the compressor of blocks with elements of this size. quick: of rows for which _QUICK was chosen.
 
         Its window has the size of a plane: the bytes at one position of all elements, which are alike. zstd
         compresses as many bytes together as fit into the window, so each plane gets codes of its own.
         """
         window = (_BLOCK_BYTES // item_size).bit_length() - 1
-        if window not in self._for_blocks:
-            chosen = {**_RARE_MATCHES, "window_log": window}
-            parameters = (
-                zstandard.ZstdCompressionParameters(**chosen)
-                if self.level <= 1
-                else zstandard.ZstdCompressionParameters.from_level(
-                    self.level, source_size=_BLOCK_BYTES, window_log=window
+        if (window, quick) not in self._for_blocks:
+            if self.level == 1 and not quick:
+                parameters = zstandard.ZstdCompressionParameters(**{**_RARE_MATCHES, "window_log": window})
+            else:
+                parameters = zstandard.ZstdCompressionParameters.from_level(
+                    _QUICK if quick else self.level, source_size=_BLOCK_BYTES, window_log=window
                 )
-            )
-            self._for_blocks[window] = zstandard.ZstdCompressor(compression_params=parameters)
-        return self._for_blocks[window]
+            self._for_blocks[window, quick] = zstandard.ZstdCompressor(compression_params=parameters)
+        return self._for_blocks[window, quick]
 
 
 class _Choice:
@@ -511,7 +509,7 @@ class ColumnEncoder:
         encoding, _ = self._choice(rows, flat.shape[1])
         choice = self._choices[False]
         if choice.in_blocks and flat.size >= _LEAST_IN_BLOCKS:
-            return partial(self._encode_blocks, rows, flat, encoding)
+            return partial(self._encode_blocks, rows, flat, encoding, choice.compressor == 1)
         return partial(self._encode, rows, flat, encoding, choice.fallback, choice.compressor)
 
     def _prepared_large(self, rows: LargeRows) -> Callable[[Workspace], EncodedColumn]:
@@ -563,11 +561,13 @@ class ColumnEncoder:
         rows = planes.shape[1]
         return self._column(f"|V{dtype.itemsize}", (), rows, bits, planes.size, [blob]), blob
 
-    def _encode_blocks(self, rows: Array, flat: Array, encoding: Encoding, workspace: Workspace) -> EncodedColumn:
+    def _encode_blocks(
+        self, rows: Array, flat: Array, encoding: Encoding, quick: bool, workspace: Workspace
+    ) -> EncodedColumn:
         """Encode small rows in blocks."""
         stored = crc = 0
         pieces, table = list[bytes](), list[bytes]()
-        for piece in _compressed_blocks(flat, encoding, rows.dtype.itemsize, workspace):
+        for piece in _compressed_blocks(flat, encoding, rows.dtype.itemsize, workspace, quick):
             crc, stored = kernels.crc32(piece, crc), stored + len(piece)
             pieces.append(piece)
             table.append(wire.pack_block(stored, crc))
@@ -668,7 +668,11 @@ class ColumnEncoder:
             smallest = (usual, quick, rare)[choice.compressor]
         choice.in_blocks = sample.nbytes >= _LEAST_IN_BLOCKS and choice.encoding.decode_blocks is not None
         if choice.in_blocks:
-            blocks = sum(map(len, _compressed_blocks(sample, choice.encoding, item_size, self._workspace)))
+            blocks = sum(
+                map(
+                    len, _compressed_blocks(sample, choice.encoding, item_size, self._workspace, choice.compressor == 1)
+                )
+            )
             choice.in_blocks = _LEAST_BLOCKS_SIZE * sample.nbytes <= blocks <= _BLOCKS_SIZE * smallest
 
     def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int | None:
@@ -729,9 +733,11 @@ def _block_rows(row_size: int) -> int:
     return _BLOCK_BYTES // row_size
 
 
-def _compressed_blocks(flat: Array, encoding: Encoding, item_size: int, workspace: Workspace) -> Iterator[bytes]:
+def _compressed_blocks(
+    flat: Array, encoding: Encoding, item_size: int, workspace: Workspace, quick: bool
+) -> Iterator[bytes]:
     """Encode all rows in blocks; yield the compressed blocks."""
-    together, compress = _block_rows(flat.shape[1]), workspace.for_blocks(item_size).compress
+    together, compress = _block_rows(flat.shape[1]), workspace.for_blocks(item_size, quick).compress
     encoded = _encoded(flat, encoding, item_size, together)
     assert encoded is not None
     view = _view(encoded)

@@ -1,6 +1,7 @@
 """Chunks of a slab that several threads encode: the same files, in order, and no thread that stays."""
 
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,18 +57,28 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "encoders", lambda: 4)
 
 
+def before_encoding(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call a function in each thread that encodes observations, before it does."""
+    prepared = ColumnEncoder.prepared
+
+    def watched(self: ColumnEncoder, rows: Any) -> Any:
+        encode = prepared(self, rows)
+
+        def encoded(workspace: Workspace) -> Any:
+            if self._path == ("observations",):
+                call()
+            return encode(workspace)
+
+        return encoded
+
+    monkeypatch.setattr(ColumnEncoder, "prepared", watched)
+
+
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the threads that encode arrays."""
     found: set[str] = set()
-    described = ColumnEncoder._column
-
-    def watched(self: ColumnEncoder, *arguments: Any) -> Any:
-        if self._path == ("observations",):
-            found.add(threading.current_thread().name)
-        return described(self, *arguments)
-
-    monkeypatch.setattr(ColumnEncoder, "_column", watched)
+    before_encoding(monkeypatch, lambda: found.add(threading.current_thread().name))
     return found
 
 
@@ -117,14 +128,11 @@ def test_the_writing_thread_encodes_where_no_other_starts(
 def test_an_error_in_an_encoding_thread_stops_recording(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: type[BaseException]
 ) -> None:
-    encode = ColumnEncoder._encode
-
-    def failing(self: ColumnEncoder, *arguments: Any) -> Any:
-        if encoding_threads() and self._path == ("observations",):
+    def fail() -> None:
+        if encoding_threads():
             raise error("no memory")
-        return encode(self, *arguments)
 
-    monkeypatch.setattr(ColumnEncoder, "_encode", failing)
+    before_encoding(monkeypatch, fail)
     with pytest.raises(RecordingError, match="no memory"):
         record(tmp_path)
     assert not encoding_threads()
