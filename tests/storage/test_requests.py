@@ -26,7 +26,7 @@ from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.row_types import row_types
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.protocol import Span
-from gym_trace.storage.remote import ranges
+from gym_trace.storage.remote import objects, ranges
 from gym_trace.storage.remote.cache import BLOCK, MemoryBlocks
 from gym_trace.storage.remote.storage import RemoteStorage
 
@@ -178,6 +178,30 @@ def test_a_push_that_replaces_the_file_of_manifests_hinders_no_reader(
 
     monkeypatch.setattr(RemoteStorage, "names", replaced_after)
     assert steps_of(open_trace(url)) == steps_of(open_trace(directory))
+
+
+@pytest.mark.parametrize("refusal", [PermissionError, FileExistsError, ConnectionError])
+def test_a_push_that_may_not_write_the_file_of_manifests_says_so(
+    pushed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, refusal: type[OSError]
+) -> None:
+    directory, url = pushed
+    monkeypatch.setattr(objects, "_FIRST_WAIT", 0)
+    put = FaultyFileSystem.pipe_file
+
+    def refused(self: FaultyFileSystem, path: str, value: bytes, **options: Any) -> None:
+        if path.endswith(listed_manifests.NAME):
+            raise refusal("AKIASECRET")
+        put(self, path, value, **options)
+
+    monkeypatch.setattr(FaultyFileSystem, "pipe_file", refused)
+    batches(directory, 1, uid="w9", on_exist="append")
+    report = push(directory, url)
+    assert len(report.pushed) == 2
+    (remark,) = report.remarks
+    assert "manifests.index is not up to date; all files of the trace are copied" in remark
+    assert "AKIASECRET" not in remark
+    assert steps_of(open_trace(url)) == steps_of(open_trace(directory))
+    assert push(directory, url).remarks == []
 
 
 def test_metadata_without_a_json_form_is_read_from_the_first_batch(tmp_path: Path) -> None:

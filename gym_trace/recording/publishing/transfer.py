@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 from gym_trace.errors import (
     CorruptTrace,
     InvalidOption,
+    RemoteError,
     TraceError,
     TraceExists,
     TraceNotFound,
@@ -343,9 +344,20 @@ class Transfer:
                 self._equal |= {name: it for name, it in listed.items() if pushed.get(name) == it.size}
             self._objects.add(self._equal.items())
             if self._way == "push" and (self._push or not self._has_listed_manifests):
-                with suppress(FileNotFoundError, Overwritten):  # another push writes it
-                    self._list_manifests(listed)
+                self._list_manifests_if_possible(listed)
         return self.report
+
+    def _list_manifests_if_possible(self, listed: Mapping[str, StoredObject]) -> None:
+        """See _list_manifests(). The file only saves requests, so an error is a remark."""
+        try:
+            self._list_manifests(listed)
+        except (FileNotFoundError, Overwritten):  # another push writes it
+            return
+        except (RemoteError, TraceExists) as error:
+            self.report.remarks.append(
+                f"{self.report.url}: opening takes more requests, because {listed_manifests.NAME} is not up to date; "
+                f"all files of the trace are copied ({error})"
+            )
 
     def _list_manifests(self, listed: Mapping[str, StoredObject]) -> None:
         """Write the file with the manifests of all writers at the URL, if they are many. listed: objects there."""
