@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gym_trace.data.layout import Path
 from gym_trace.data.trees import cut
@@ -21,10 +21,13 @@ from gym_trace.playback.assembly import assemble
 from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
 from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.remote.objects import Overwritten
 
 _CACHE_BYTES = 64 << 20  # decoded chunks that random access keeps
 _OBJECT_FACTOR = 9  # estimate: additional bytes of decoded objects per byte of MessagePack
 _OVERHEAD = 1 << 8  # estimate: additional bytes per chunk, and per column
+_ATTEMPTS = 10  # most, of opening a URL while its manifests are overwritten
+_T = TypeVar("_T")
 _Columns = str | Path | frozenset[str | Path]
 _Key = tuple["weakref.ref[BatchReader]", int, _Columns]
 
@@ -122,17 +125,8 @@ class Opened:
     def refresh(self) -> dict[str, WriterReader]:
         """Look for new data, and return the writers. Raises TraceNotFound."""
         with self._lock:
-            found = find_writers(self.storage)
             known, before = self._stored, self._by_origin
-            if self.storage.ahead:
-                read = {batch.name for reader in known.values() for batch in reader.batches}
-                expect_indexes(self.storage, found, read)
-            self._stored = {
-                files.writer: known[files.writer].refreshed(files)
-                if files.writer in known
-                else WriterReader(files, budget=self._budget)
-                for files in found
-            }
+            self._stored = _persistently(self._read)
             self._by_origin = {
                 name: before[name] if stored is known.get(name) else readers_by_origin(stored)
                 for name, stored in self._stored.items()
@@ -142,6 +136,18 @@ class Opened:
                 self.writers = present
                 self.cache.drop_gone()
             return self.writers
+
+    def _read(self) -> dict[str, WriterReader]:
+        """Return current readers of the stored writers, by id. Raises TraceNotFound."""
+        found, known = find_writers(self.storage), self._stored
+        if self.storage.ahead:
+            expect_indexes(self.storage, found, {batch.name for reader in known.values() for batch in reader.batches})
+        return {
+            files.writer: known[files.writer].refreshed(files)
+            if files.writer in known
+            else WriterReader(files, budget=self._budget)
+            for files in found
+        }
 
     def _in_order(self) -> dict[str, WriterReader]:
         readers = [reader for readers in self._by_origin.values() for reader in readers]
@@ -158,6 +164,17 @@ class Opened:
         return reopened, (self.storage, extents_of(list(self._stored.values())))
 
 
+def _persistently(read: Callable[[], _T]) -> _T:
+    """Call again if a recorder has overwritten a manifest at a URL since it was listed; a call lists the files again.
+
+    Raises Overwritten after _ATTEMPTS calls: files that were read before are in the cache, so each call gets further.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(Overwritten):
+            return read()
+    return read()
+
+
 def extents_of(writers: Sequence[WriterReader]) -> tuple[FileSnapshot, ...]:
     """Return a snapshot of the files of each of these writers."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
@@ -165,7 +182,7 @@ def extents_of(writers: Sequence[WriterReader]) -> tuple[FileSnapshot, ...]:
 
 def reopened(storage: ReadStorage, extents: tuple[FileSnapshot, ...]) -> Opened:
     """Open a trace in another process, with the data of these snapshots. Raises TraceError if data is missing."""
-    return Opened(storage, _read_again(storage, extents))
+    return Opened(storage, _persistently(lambda: _read_again(storage, extents)))
 
 
 @lru_cache(maxsize=1)  # workers unpickle many episodes of the same trace in sequence

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,7 +21,7 @@ from scripted_env import Result, ToyEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.data.packing import pack
-from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.errors import CorruptTrace, RemoteError, TraceError
 from gym_trace.format import listed_manifests, wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.playback.episode_index import index_of
@@ -202,6 +204,46 @@ def test_a_push_that_may_not_write_the_file_of_manifests_says_so(
     assert "AKIASECRET" not in remark
     assert steps_of(open_trace(url)) == steps_of(open_trace(directory))
     assert push(directory, url).remarks == []
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("times", [3, 1000])
+def test_manifests_that_are_overwritten_during_opening_are_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, times: int
+) -> None:
+    for number in range(count):
+        batches(tmp_path, 2, uid=f"w{number}", on_exist="append")
+    url, names, listings = uploaded(tmp_path), RemoteStorage.names, []
+
+    def publish() -> None:  # as recorders do
+        for number in range(count):
+            fs, path = fsspec.url_to_fs(f"{url}/w{number}.manifest.jsonl")
+            fs.pipe_file(path, fs.cat_file(path) + b'{"type":"note"}\n')
+
+    def overwritten_after(storage: RemoteStorage) -> list[str]:
+        found = names(storage)
+        if len(listings) < times:
+            publish()
+        listings.append(len(found))
+        return found
+
+    def opens(call: Callable[[], object]) -> None:
+        publish()
+        listings.clear()
+        if times > 3:
+            with pytest.raises(RemoteError, match="was overwritten while it was read; open it again"):
+                call()
+            assert 3 < len(listings) < 50
+        else:
+            call()
+            assert len(listings) == 4
+
+    trace = open_trace(url, cache=tmp_path / "cache")
+    monkeypatch.setattr(RemoteStorage, "names", overwritten_after)
+    opens(lambda: open_trace(url))
+    opens(trace.refresh)
+    opens(lambda: pickle.loads(pickle.dumps(trace)))
+    assert steps_of(trace) == steps_of(open_trace(tmp_path))
 
 
 def test_metadata_without_a_json_form_is_read_from_the_first_batch(tmp_path: Path) -> None:
