@@ -35,6 +35,7 @@ class WriterFiles:
     """The files of one writer: its manifest and ring, if any, and its batches by number, in order.
 
     Attributes:
+        has_ring, has_new_ring: True if the ring exists; True if it has a successor that was never begun.
         indexes: indexes in the manifest, by the names of the batches; set by expect_indexes(), otherwise empty.
         manifests: storage that its manifest is read from.
     """
@@ -45,6 +46,7 @@ class WriterFiles:
         self.manifest: str | None = None
         self.batches: dict[int, str] = {}
         self.ring, self.has_ring = writer + RING, False
+        self.new_ring, self.has_new_ring = self.ring + PART, False
         self.indexes: dict[str, ListedIndex] = {}
         self.manifests = storage
         self._entries: list[dict[str, Any]] | None = None
@@ -200,8 +202,8 @@ def writer_of(name: str) -> str | None:
 def find_writers(storage: ReadStorage) -> list[WriterFiles]:
     """Return the writers of a trace, ordered by id. Raises TraceNotFound."""
     writers: dict[str, WriterFiles] = {}
-    rings = set()
-    for name in sorted(storage.names()):
+    names = storage.names()
+    for name in sorted(names):
         if found := _BATCH.fullmatch(name):
             files = writers.setdefault(found["writer"], WriterFiles(storage, found["writer"]))
             number = int(found["number"])
@@ -209,10 +211,9 @@ def find_writers(storage: ReadStorage) -> list[WriterFiles]:
                 files.batches[number] = name
         elif found := _MANIFEST.fullmatch(name):
             writers.setdefault(found["writer"], WriterFiles(storage, found["writer"])).manifest = name
-        elif found := _RING.fullmatch(name):
-            rings.add(found["writer"])
+    present = set(names)
     for files in writers.values():
-        files.has_ring = files.writer in rings
+        files.has_ring, files.has_new_ring = files.ring in present, files.new_ring in present
         files.batches = dict(sorted(files.batches.items()))
     return list(writers.values())
 
@@ -324,7 +325,7 @@ def _delete(storage: Storage, files: WriterFiles) -> None:
         for batch in (name, name + PART):  # a sealed batch may also have a .part file
             if batch in names and _is_batch(storage, batch):
                 storage.remove(batch)
-    for name in (files.ring, files.ring + PART):
+    for name in (files.ring, files.new_ring):
         if name in names and _is_ring(storage, name):
             storage.remove(name)
     if files.manifest is not None and _is_manifest(files):

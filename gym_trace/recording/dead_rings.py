@@ -32,7 +32,7 @@ def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:
 
     The writer's last batch is continued and sealed, under the writer's lock; its open episodes stay "lost". If it is
     killed, the trace reads as before or as after the call, and the next call continues. Live writers, and rings from
-    before a reboot, are skipped.
+    before a reboot, are skipped. WRITER.ring.part, left by a kill while a ring grew, is removed.
 
     Returns:
         The ids of the writers whose rings were written, and the problems of the others.
@@ -49,7 +49,7 @@ def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:
     done: list[str] = []
     problems: list[str] = []
     for files in find_writers(storage):
-        if not files.has_ring or files.manifest is None or files.is_alive():
+        if not (files.has_ring or files.has_new_ring) or files.manifest is None or files.is_alive():
             continue
         try:
             if _take_in(storage, files):
@@ -67,6 +67,8 @@ def _take_in(storage: Storage, files: WriterFiles) -> bool:
         return False
     with contextlib.closing(manifest):
         files = files.listed_again()  # another process may have written the ring since
+        if files.has_new_ring:  # a copy of the ring, or empty
+            storage.remove(files.new_ring)
         if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
             return False
         last: dict[int, BatchReader] = {}  # from the newest batch back to one with slab numbers

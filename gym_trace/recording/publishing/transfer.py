@@ -183,7 +183,9 @@ class Transfer:
             raise TraceNotFound(
                 f"{self.report.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files"
             )
-        if not self._dry_run and any(files.has_ring and not files.is_alive() for files in writers):
+        if not self._dry_run and any(
+            (files.has_ring or files.has_new_ring) and not files.is_alive() for files in writers
+        ):
             self.report.remarks += take_in_rings(self._directory)[1]
             writers = self._writers()
         alive = {files.writer for files in writers if files.is_alive()}

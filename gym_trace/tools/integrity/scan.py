@@ -462,6 +462,9 @@ class Examination:
         report, check = self._report, self._manifest_check
         if self._alive:
             self.notes.append((self.files.where, "the writer is still recording"))
+        elif self.files.has_new_ring:
+            path = self._storage.path(self.files.new_ring)
+            self.notes.append((path, "unused copy of a ring, as the writer died while it made it; delete the file"))
         check.compare(self._alive)
         report.damages += check.damages
         self.notes += check.notes

@@ -173,6 +173,23 @@ def test_rings_of_writers_that_live_and_of_another_start_are_left_alone(tmp_path
     assert take_in_rings(tmp_path) == (["v"], [])
 
 
+def test_rings_that_dead_writers_never_began_are_named_and_removed(tmp_path: Path) -> None:
+    rings.killed(tmp_path, rings.Run().play(50, 50, open_end=True), written=1)
+    rings.killed(tmp_path, rings.Run().play(5), written=1, name="x")
+    alive = rings.Writer(tmp_path, "v")
+    alive.put(rings.Run().play(5, open_end=True).ring())
+    (tmp_path / "x.ring").unlink()
+    for writer in "vwx":
+        (tmp_path / f"{writer}.ring.part").write_bytes(bytes(100))
+    named = [remark for remark in check_trace(tmp_path).remarks if ".ring.part: unused copy of a ring" in remark]
+    assert [remark.partition(".ring.part")[0] for remark in named] == [str(tmp_path / "w"), str(tmp_path / "x")]
+    assert take_in_rings(tmp_path) == (["w"], [])
+    assert [name for name in names(tmp_path) if "ring" in name] == ["v.ring", "v.ring.part"]
+    alive.die()
+    assert take_in_rings(tmp_path) == (["v"], [])
+    assert not list(tmp_path.glob("*.ring*"))
+
+
 def test_a_damaged_batch_keeps_its_ring_and_is_named(tmp_path: Path) -> None:
     rings.killed(tmp_path, rings.Run().play(100, 100, 100, open_end=True), written=2)
     flip(tmp_path / "w.000000.gtb.part", 70)
