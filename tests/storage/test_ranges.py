@@ -236,6 +236,16 @@ def test_a_push_to_s3_creates_and_never_overwrites(tmp_path: Path, web: Web, url
 
 
 @_only_s3
+def test_a_request_that_s3_rejects_for_its_time_names_the_clock(web: Web, url: str) -> None:
+    body = b"<?xml version='1.0'?><Error><Code>RequestTimeTooSkewed</Code><Message>too large</Message></Error>"
+    web.answers["/b"] = lambda handler: handler.answer(403, body, {"Content-Type": "application/xml"})
+    with pytest.raises(
+        RemoteError, match=r"another time than this machine \(RequestTimeTooSkewed\); correct the clock"
+    ):
+        open_trace(url)
+
+
+@_only_s3
 def test_credentials_come_from_the_profile_that_botocore_reads(
     tmp_path: Path, web: Web, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

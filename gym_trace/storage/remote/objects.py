@@ -40,6 +40,7 @@ _REASONS = {  # words in the response of a store, and the reason to report
     "connect": "cannot connect",
 }
 _DENIED, _MISSING = (401, 403), 404
+_SKEWED = "RequestTimeTooSkewed"  # code of S3 for a signature whose time is more than 15 minutes off
 
 
 class StoredObject(NamedTuple):
@@ -132,6 +133,8 @@ def reason_of(error: BaseException) -> tuple[str, str]:
     number = getattr(error, "status", None) or getattr(error, "status_code", None)
     number = number or (int(status[1]) if status else None)
     kind = type(error).__name__
+    if code and code[1] == _SKEWED:
+        return f"the store has another time than this machine ({_SKEWED})", "correct the clock"
     if isinstance(error, PermissionError) or number in _DENIED or "Permission" in kind or "Unauthenticated" in kind:
         return f"access denied ({code[1]})" if code else "access denied", "check the credentials that the store uses"
     if number == _MISSING:
