@@ -115,6 +115,8 @@ def _progress_line(now: dict[str, int]) -> str:
 
 def _fields(info: Info) -> Iterator[tuple[str, str]]:
     yield "trace", info["directory"]
+    names = dict.fromkeys(str(writer["environment"]) for writer in info["writers"] if writer["episodes"])
+    yield "environments", _cut(f"{', '.join(names)}; the first:") if len(names) > 1 else ""
     yield from _environment(info["environment"], info["function"])
     yield "observations", _cut(info["observation_space"])
     yield "actions", _cut(info["action_space"])
@@ -195,7 +197,7 @@ def _cut(text: str) -> str:
 
 
 def _seeds(seeds: Info) -> str:
-    text = f"{show.count(seeds['seeded'])} seeded, {show.count(seeds['unseeded'])} unseeded"
+    text = f"{show.count(seeds['unseeded'])} unseeded, {show.count(seeds['seeded'])} seeded"
     if seeds["first"]:
         more = ", …" if seeds["seeded"] > len(seeds["first"]) else ""
         text += f": {', '.join(map(str, seeds['first']))}{more}"

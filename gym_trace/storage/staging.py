@@ -198,7 +198,11 @@ def replaced_directory(target: str | os.PathLike[str]) -> Iterator[Path]:
 @contextlib.contextmanager
 def _staged(final: Path, put: Callable[[Path], None]) -> Iterator[Path]:
     """Yield a path to write to; at the end, sync it and call put(), unless the block raises."""
-    work = work_beside(final)
+    try:
+        work = work_beside(final)
+    except OSError as error:
+        error.filename = os.fspath(final)  # the name that the caller knows
+        raise
     try:
         staged = work.path / final.name
         yield staged

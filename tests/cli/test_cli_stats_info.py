@@ -197,7 +197,7 @@ def test_info_tells_environment_spaces_writers_and_files(cartpole: Path) -> None
         "actions        Discrete(2)",
         f"gymnasium {gymnasium.__version__}",
         'metadata       {"algorithm": "random"}',
-        "seeds          20 seeded, 0 unseeded: 0, 1, 2, 3, 4, …",
+        "seeds          0 unseeded, 20 seeded: 0, 1, 2, 3, 4, …",
         "000000.gtb  sealed",
         "no damage found",
     ):
@@ -208,6 +208,14 @@ def test_info_tells_environment_spaces_writers_and_files(cartpole: Path) -> None
     assert described["bytes"] == LocalStorage(cartpole).allocated()
     assert [writer["state"] for writer in described["writers"]] == ["closed"]
     assert [writer["pid"] for writer in described["writers"]] == [os.getpid()]
+
+
+def test_info_names_all_environments_of_a_trace(cartpole: Path) -> None:
+    assert "environments" not in _output("info", cartpole)
+    _record(cartpole, gymnasium.make("MountainCar-v0", max_episode_steps=9), 1, on_exist="append")
+    assert "environments   CartPole-v1, MountainCar-v0; the first:\nenvironment    CartPole-v1\n" in _output(
+        "info", cartpole
+    )
 
 
 def test_info_counts_seeds_also_of_those_too_large_for_the_table(tmp_path: Path) -> None:

@@ -70,6 +70,14 @@ def test_a_directory_is_replaced_completely(tmp_path: Path, monkeypatch: pytest.
         assert os.listdir(tmp_path / "t") == [name]
 
 
+def test_an_error_of_the_directory_names_the_requested_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / ".t.0.part"))
+    monkeypatch.setattr(staging, "work_beside", mock.Mock(side_effect=refused))
+    with pytest.raises(PermissionError) as raised, replaced_file(tmp_path / "t"):
+        pass
+    assert raised.value.filename == str(tmp_path / "t")
+
+
 @needs_processes
 @pytest.mark.parametrize("staged_as", [new_file, new_directory, replaced_file, replaced_made])
 def test_leftovers_of_killed_processes_are_removed_by_the_next_same_run(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.layout import Path
+from gym_trace.data.showing.text import count as counted
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import COLUMNS
@@ -178,7 +179,10 @@ class Batches:
         return made
 
     def _nothing(self) -> InvalidOption:
-        problem = "no episode is long enough" if len(index_of(self.trace)) else "the trace or view has no episodes"
+        steps = index_of(self.trace)["steps"]
+        problem = "the trace or view has no episodes"
+        if len(steps):
+            problem = f"no episode is long enough; the longest has {counted(int(steps.max()), 'step')}"
         return InvalidOption(f"{self.trace.directory}: nothing to sample: {problem}")
 
     def _set_weights(self, made: Items) -> None:

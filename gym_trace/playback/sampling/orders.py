@@ -76,7 +76,7 @@ def batches_of(trace: RecordedEpisodes, kind: Kind, order: Order, report: OnDama
         try:
             from gym_trace.playback.sampling.on_device import TensorBatches
         except MissingExtra as error:
-            raise InvalidOption(f"cache={cache!r}: {error}; {CACHES}") from error
+            raise InvalidOption(f"cache={cache!r}: {CACHES}; {error}") from error
         return TensorBatches(cache, trace, order, make, plan, on_damage)
     if order.weights is not None:
         raise InvalidOption('weights: not supported when streaming; pass cache="memory" or "disk"')

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes
@@ -20,6 +21,8 @@ except ImportError as missing:
     raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
 
 _ROWS = 1000  # rows fetched at a time
+_INTERRUPT_SECONDS = 0.1  # between attempts to stop a query
+T = TypeVar("T")
 
 
 def connection(traces: Sequence[RecordedEpisodes]) -> Any:
@@ -42,8 +45,9 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
         (['outcome', 'n'], [['terminated', 20]])
     """
     tables = _tables_of(traces)
+    connected = _connected(tables)
     with _own_errors(tables, text):
-        result = _connected(tables).execute(text)
+        result = _stoppable(connected, lambda: connected.execute(text))
         return [column[0] for column in result.description or ()], _rows(result, tables)
 
 
@@ -63,14 +67,19 @@ def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.Pa
     if ending not in (".parquet", ".csv"):
         raise InvalidOption(f"{os.fspath(path)}: unknown ending; pass a name that ends with .parquet or .csv")
     tables = _tables_of(traces)
-    with replaced_file(path) as staged, _own_errors(tables, text):
-        rows = _connected(tables).sql(text)
+    connected = _connected(tables)
+
+    def write(staged: str) -> None:
+        rows = connected.sql(text)
         if rows is None:
             raise InvalidOption("sql: no query; pass a SELECT")
         if ending == ".parquet":
-            rows.to_parquet(str(staged), compression="zstd")
+            rows.to_parquet(staged, compression="zstd")
         else:
-            rows.to_csv(str(staged))
+            rows.to_csv(staged)
+
+    with replaced_file(path) as staged, _own_errors(tables, text):
+        _stoppable(connected, lambda: write(str(staged)))
 
 
 def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
@@ -91,10 +100,25 @@ def _connected(tables: dict[str, TraceDataset]) -> Any:
 def _rows(result: Any, tables: dict[str, TraceDataset]) -> Iterator[list[Any]]:
     while True:
         with _own_errors(tables):
-            rows = result.fetchmany(_ROWS)
+            rows = _stoppable(result, lambda: result.fetchmany(_ROWS))
         if not rows:
             return
         yield from map(_plain, rows)
+
+
+def _stoppable(connected: Any, work: Callable[[], T]) -> T:
+    """Return work(), which uses this connection. An exception of this thread, such as Ctrl-C, stops the query.
+
+    DuckDB handles signals only between its tasks, and one may take hours: the work has its own thread.
+    """
+    with ThreadPoolExecutor(1, "gym-trace-sql") as pool:
+        working = pool.submit(work)
+        try:
+            return working.result()
+        except BaseException:
+            while wait([working], _INTERRUPT_SECONDS).not_done:  # the query may not have begun
+                connected.interrupt()
+            raise
 
 
 @contextmanager

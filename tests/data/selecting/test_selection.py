@@ -211,7 +211,8 @@ def test_a_report_of_no_episode_says_so(trace: Trace, command: str, words: list[
 
 
 def test_drawing_from_a_view_without_episodes_names_the_cause(trace: Trace) -> None:
-    for view, cause in ((trace[:0], "the trace or view has no episodes"), (trace, "no episode is long enough")):
+    longest = f"no episode is long enough; the longest has {max(map(len, trace))} steps$"
+    for view, cause in ((trace[:0], "the trace or view has no episodes"), (trace, longest)):
         with pytest.raises(InvalidOption, match=f"nothing to sample: {cause}"):
             next(iter(view.windows(10)))
 

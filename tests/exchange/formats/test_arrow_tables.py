@@ -2,8 +2,11 @@
 
 import json
 import pickle
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from long_tests import TRACES
 from scripted_env import Result, ToyEnv
 from shell import ok, run
 
+import gym_trace
 from gym_trace import Trace, TraceRecordingWrapper, open_trace, record_episodes
 from gym_trace.edit import merge
 from gym_trace.errors import CorruptTrace, InvalidOption
@@ -402,6 +406,19 @@ def test_a_query_is_written_to_a_file_whole_or_not_at_all(recorded: Path, tmp_pa
     assert text.read_text() == "n\n1800\n"
     assert "pass a name that ends with .parquet or .csv" in run("sql", recorded, "SELECT 1", "-o", "rows.arrow").stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
+
+
+def test_ctrl_c_stops_a_query_within_one_of_its_tasks(recorded: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    endless = "SELECT count(*) FROM range(100000) a, range(100000) b, range(100000) c WHERE a.range < b.range + c.range"
+    main = threading.get_ident()
+    ways: list[Callable[..., Any]] = [gym_trace.query, partial(gym_trace.write_query, path=tmp_path / "rows.parquet")]
+    for ask in ways:
+        ctrl_c = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            ask(endless, [open_trace(recorded)])
+    assert not list(tmp_path.iterdir())
 
 
 def test_damage_is_raised_as_it_is(tmp_path: Path) -> None:

@@ -695,7 +695,9 @@ def test_a_pickled_copy_of_batches_has_no_rows(trace: Trace) -> None:
 def test_rows_on_a_device_need_pytorch(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "gym_trace.playback.sampling.on_device", raising=False)
-    with pytest.raises(InvalidOption, match=r"^cache='cuda': rows on a device need PyTorch .*pip install torch; pass"):
+    with pytest.raises(
+        InvalidOption, match=r"^cache='cuda': pass \"auto\", .*; rows on a device need PyTorch .*pip install torch$"
+    ):
         trace.windows(2, cache="cuda")
     with pytest.raises(InvalidOption, match='follow: needs cache="auto" or "memory"'):
         trace.windows(2, cache="cuda", follow=1)
