@@ -131,7 +131,7 @@ def test_opening_a_url_of_many_pushed_writers_takes_two_requests(pushed: tuple[P
 def test_a_push_from_elsewhere_lists_the_manifests_of_both(pushed: tuple[Path, str], tmp_path: Path) -> None:
     _, url = pushed
     push(batches(tmp_path / "other", 1, uid="w9"), url)
-    assert requests() == {"list": 2, "gtb": 1, "jsonl": 1, "index": 2}  # nothing of the four writers is read
+    assert requests() == {"list": 3, "gtb": 1, "jsonl": 1, "index": 3}  # nothing of the four writers is read
     FaultyFileSystem.calls.clear()
     assert len(open_trace(url)) == 13
     assert requests() == {"list": 1, "index": 1}

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, NamedTuple
 
+from gym_trace.data.showing.text import count
 from gym_trace.errors import (
     CorruptTrace,
     InvalidOption,
@@ -32,6 +33,8 @@ from gym_trace.format.directory import WriterFiles, batch_name, find_writers, ki
 from gym_trace.format.healing import HealReport, heal_batch
 from gym_trace.format.kernels import crc32
 from gym_trace.format.listed_manifests import ListedManifest
+from gym_trace.playback.episode_index import index_of
+from gym_trace.playback.trace import open_trace
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing.known_objects import KnownObjects, is_opaque
 from gym_trace.recording.publishing.whole_files import (
@@ -65,7 +68,8 @@ class TransferReport:
         pushed, pulled: names of the copied files.
         bytes: their bytes.
         same: number of files that were equal at both ends.
-        remarks: files that were skipped, replaced or restored, with reasons; files compared by size and ends only.
+        remarks: files that were skipped, replaced or restored, with reasons; files compared by size and ends only;
+            the number of other writers at the URL.
 
     Examples:
         >>> report = gym_trace.push("traces/cartpole", "s3://bucket/cartpole", dry_run=True)  # doctest: +SKIP
@@ -159,8 +163,27 @@ class Transfer:
             else:
                 raise self._conflict_error(name)
         self._compare_contents(same_size)
+        self._check_writers(local)
         self.report.pushed, self.report.pulled = (_sorted_names(copies) for copies in (self._push, self._pull))
         self.report.bytes = sum(copy.size for copy in (*self._push, *self._pull))
+
+    def _check_writers(self, local: Mapping[str, int]) -> None:
+        """Raise TraceExists if both sides hold a writer in different files, as before and after a compaction."""
+        here, there = ({name for name in names if kind_of(name) == "manifest"} for names in (local, self._remote))
+        if self._writer is not None or not (here - there and there - here):
+            return
+        if self._way == "push":
+            others = count(len(there - here), "other writer")
+            self.report.remarks.append(f"{self.report.url}: has {others}, and keeps them")
+        sides = (self._storage, RemoteStorage(self._url, MemoryBlocks()))
+        (ours, theirs) = ({reader.writer: reader for reader in index_of(open_trace(side)).readers} for side in sides)
+        for writer in sorted(ours.keys() & theirs.keys()):
+            files = [{writer_of(batch.name) for batch in side[writer].batches} for side in (ours, theirs)]
+            if all(files) and files[0] != files[1]:
+                raise TraceExists(
+                    f"{self.report.url}: holds the episodes of {writer} in other files than {self.report.directory}, "
+                    "as before 'edit compact', and would have them twice; nothing copied; pass another URL or directory"
+                )
 
     def _plan(self, way: str, copy: _Copy) -> None:
         if way == self._way:
@@ -318,10 +341,10 @@ class Transfer:
             return self.report
         done, lock = 0, Lock()
 
-        def add(count: int) -> None:
+        def add(size: int) -> None:
             nonlocal done
             with lock:
-                done += count
+                done += size
                 if on_progress is not None:
                     on_progress(done, self.report.bytes)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -12,6 +13,7 @@ from scripted_env import CountingEnv
 from shell import run
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
+from gym_trace.edit import compact
 from gym_trace.errors import CorruptTrace, InvalidOption, RemoteError, TraceExists, TraceNotFound
 from gym_trace.format.facts import add_facts
 from gym_trace.storage.local import LocalStorage
@@ -346,3 +348,15 @@ def test_a_text_at_a_url_is_not_read_further_than_the_local_one(trace: Path, tmp
     FaultyFileSystem.reset()
     assert pull(url, trace, dry_run=True).pulled == ["a.manifest.jsonl"]
     assert FaultyFileSystem.fetched < 40 << 20
+
+
+def test_a_compacted_trace_is_not_put_next_to_its_old_files(trace: Path, url: str, tmp_path: Path) -> None:
+    push(trace, url)
+    compact(trace, in_place=True)
+    for copy in (partial(push, trace, url), partial(push, trace, url, dry_run=True), partial(pull, url, trace)):
+        with pytest.raises(TraceExists, match=r"holds the episodes of a in other files than .*'edit compact'"):
+            copy()
+    assert len(open_trace(url)) == len(open_trace(trace)) == 12
+    assert push(trace, f"{url}-2").remarks == []
+    recorded(tmp_path / "another", uid="d")
+    assert push(tmp_path / "another", url).remarks == [f"{url}: has 2 other writers, and keeps them"]
