@@ -31,7 +31,7 @@ from gym_trace.format.directory import _KINDS, kind_of
 from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.protocol import ReadStorage, Span
 from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
 from gym_trace.storage.remote.cache import BLOCK, DiskBlocks, MemoryBlocks
@@ -373,6 +373,20 @@ def test_an_object_overwritten_while_it_is_read_raises(tmp_path: Path, web: Web)
     served(tmp_path / "other", web)
     with pytest.raises(TraceError, match="was overwritten while it was read; open it again"):
         [episode.observations for episode in trace]
+
+
+def test_files_fetched_with_overwritten_ones_need_no_other_request(web: Web) -> None:
+    names = [f"w{number}.manifest.jsonl" for number in range(20)]
+    web.files |= {f"/t/{name}": b"first" for name in names}
+    storage = RemoteStorage(f"{web.url}/t", MemoryBlocks())
+    storage.names()
+    web.files |= {f"/t/{name}": b"second" for name in names[3:5]}
+    with pytest.raises(RemoteError, match=r"w4.*was overwritten while it was read"):
+        storage.expect(Span(name, 0, 5) for name in names)
+    storage.names()
+    web.requests.clear()
+    storage.expect(Span(name, 0, 6) for name in names)
+    assert sorted({path for _, path, _ in web.requests}) == [f"/t/{name}" for name in names[3:5]]
 
 
 def test_new_batches_and_a_longer_manifest_are_seen_by_a_refresh(tmp_path: Path) -> None:

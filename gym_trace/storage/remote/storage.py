@@ -24,6 +24,7 @@ from gym_trace.storage.remote.ranges import RangeReader
 
 _MOST_AHEAD = 32 << 20  # bytes
 _READ_AHEAD_THREADS = 8
+_MOST_OVERWRITTEN = 16  # objects, after which no others are fetched
 _IMMUTABLE = ".gtb"  # suffix of files that never change
 _Block = tuple[str, int]  # key of an object, and number of the block in it
 
@@ -168,18 +169,42 @@ class RemoteStorage(ReadStorage):
             return mine, [self._in_flight[key, number] for number in numbers]
 
     def _fetch(self, runs: deque[_Run]) -> None:
-        """Fetch and cache runs that this thread has put in flight, and remove them from there, also after an error."""
+        """Fetch and cache runs that this thread has put in flight, and remove them from there, also after an error.
+
+        If a few objects were overwritten, the others are fetched before the error is raised: a caller that lists the
+        objects again finds them in the cache.
+        """
+        overwritten: Overwritten | None = None
+        files_left = _MOST_OVERWRITTEN
         try:
-            for data in self._reader.read([run.wanted for run in runs]):
-                for number, begin in zip(runs[0].numbers, range(0, len(data), BLOCK)):
-                    self._cache.put(runs[0].key, number, data[begin : begin + BLOCK])
-                runs[0].data.set_result(data)
-                self._landed(runs.popleft())
+            while runs:
+                try:
+                    self._fetch_in_order(runs)
+                except Overwritten as error:
+                    overwritten, files_left = error, files_left - 1
+                    if not files_left:
+                        raise
+                    for run in [run for run in runs if run.key == runs[0].key]:
+                        self._failed(run, error)
+                        runs.remove(run)
         except BaseException as error:
             for run in runs:
-                run.data.set_exception(error)
-                self._landed(run)
+                self._failed(run, error)
             raise
+        if overwritten is not None:
+            raise overwritten
+
+    def _fetch_in_order(self, runs: deque[_Run]) -> None:
+        """Fetch and cache runs, and remove each from the deque; the first one left is the one that failed."""
+        for data in self._reader.read([run.wanted for run in runs]):
+            for number, begin in zip(runs[0].numbers, range(0, len(data), BLOCK)):
+                self._cache.put(runs[0].key, number, data[begin : begin + BLOCK])
+            runs[0].data.set_result(data)
+            self._landed(runs.popleft())
+
+    def _failed(self, run: _Run, error: BaseException) -> None:
+        run.data.set_exception(error)
+        self._landed(run)
 
     def _landed(self, run: _Run) -> None:
         with self._lock:
