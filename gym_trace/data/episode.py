@@ -41,7 +41,8 @@ class Episode(KnowsOtherNames):
 
     An episode is a snapshot. A running episode keeps the steps that it had when it was read; call Trace.refresh() and
     index the trace again for later ones. A pickled episode reads its arrays from the same directory
-    when unpickled; an episode from a scan carries its arrays along.
+    when unpickled; an episode from a scan carries its arrays along. ``==`` is identity: compare arrays, or traces by
+    diff_traces().
 
     Attributes:
         index: position in the trace.

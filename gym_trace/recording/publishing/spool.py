@@ -29,7 +29,7 @@ from gym_trace.recording.publishing.transfer import Transfer, TransferReport
 from gym_trace.recording.publishing.whole_files import upload
 from gym_trace.storage.local import LocalAppender, LocalStorage, lock, open_regular, shared_with_others
 from gym_trace.storage.protocol import Holder, Reader, ReadStorage
-from gym_trace.storage.remote.address import has_credentials, is_url, local_path, redacted, url_of
+from gym_trace.storage.remote.address import has_credentials, is_url, local_path, redacted, refuse_web_server, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks, bytes_in
 from gym_trace.storage.remote.objects import StoredObject
 from gym_trace.storage.remote.ranges import RangeReader
@@ -164,6 +164,7 @@ def publish_spools(workers: int = 2, dry_run: bool = False) -> Iterator[Publishe
 
 def refuse_existing(url: str | os.PathLike[str], on_exist: str) -> None:
     """Raise TraceExists if a URL already has a trace and on_exist is "error". Raises RemoteError, InvalidOption."""
+    refuse_web_server(url_of(url))
     safe_url = redacted(url_of(url))
     if on_exist == "replace":
         raise InvalidOption(f'{safe_url}: on_exist="replace" is not supported for URLs; pass another URL')

@@ -47,7 +47,7 @@ from gym_trace.recording.publishing.whole_files import (
 )
 from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.address import is_url, local_path, redacted, url_of
+from gym_trace.storage.remote.address import is_url, local_path, redacted, refuse_web_server, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
 from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, md5_of
 from gym_trace.storage.remote.ranges import RangeReader
@@ -118,6 +118,8 @@ class Transfer:
         refuse_url(directory)
         if not is_url(url):
             raise InvalidOption(f"{url}: not a URL; write file:///PATH for a local directory")
+        if way == "push":
+            refuse_web_server(url)
         self._url, self._way, self._dry_run, self._writer = url_of(url), way, dry_run, writer
         self._known, self._card = known, card
         self._directory = Path(directory).absolute()

@@ -70,6 +70,12 @@ def has_credentials(url: str) -> bool:
     return redacted(url) != url
 
 
+def refuse_web_server(url: str) -> None:
+    """Raise InvalidOption for http:// and https://, where nothing can be written."""
+    if url.partition("://")[0].lower() in ("http", "https"):
+        raise InvalidOption(f"{redacted(url)}: a web server takes no files; pass the URL of a store, such as s3://")
+
+
 class UrlPath(type(Path())):  # type: ignore[misc]  # the class of paths on this system
     """A URL as a Path, whose text keeps both slashes."""
 

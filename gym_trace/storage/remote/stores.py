@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
 from gym_trace.storage.local import LocalStorage, directories_in, open_regular
-from gym_trace.storage.remote.address import local_path, redacted
+from gym_trace.storage.remote.address import local_path, redacted, refuse_web_server
 from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
 
@@ -399,7 +399,7 @@ class WebStore(FsspecStore):
         raise RemoteError(f"{redacted(url)}: more than {_MOST_REDIRECTS} redirects; pass another URL")
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
-        raise RemoteError(f"{redacted(self._url)}: a web server takes no files; pass the URL of a store, such as s3://")
+        refuse_web_server(self._url)
 
 
 def _redirected(url: Any, location: str) -> Any:

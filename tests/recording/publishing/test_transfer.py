@@ -360,3 +360,9 @@ def test_a_compacted_trace_is_not_put_next_to_its_old_files(trace: Path, url: st
     assert push(trace, f"{url}-2").remarks == []
     recorded(tmp_path / "another", uid="d")
     assert push(tmp_path / "another", url).remarks == [f"{url}: has 2 other writers, and keeps them"]
+
+
+def test_a_web_server_takes_no_files(trace: Path) -> None:
+    for write in (partial(push, trace), partial(TraceRecordingWrapper, CountingEnv())):
+        with pytest.raises(InvalidOption, match=r"^https://x.example/t: a web server takes no files; pass .* s3://$"):
+            write("https://x.example/t")
