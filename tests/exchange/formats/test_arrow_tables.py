@@ -408,6 +408,14 @@ def test_a_query_is_written_to_a_file_whole_or_not_at_all(recorded: Path, tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
 
 
+def test_a_query_of_something_else_than_a_list_of_traces_raises(recorded: Path) -> None:
+    pytest.importorskip("duckdb")
+    given: list[Any] = [open_trace(recorded), str(recorded), [recorded]]
+    for traces in given:
+        with pytest.raises(InvalidOption, match="pass a list of opened traces"):
+            gym_trace.query("SELECT 1", traces)
+
+
 def test_ctrl_c_stops_a_query_within_one_of_its_tasks(recorded: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     endless = "SELECT count(*) FROM range(100000) a, range(100000) b, range(100000) c WHERE a.range < b.range + c.range"
