@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,16 @@ def recorded(workload: workloads.Workload, packages: dict[str, Any], folder: Pat
     return {side: np.array(times) for side, times in blocks.items()}, closing, len(actions) * lanes
 
 
-def read(packages: dict[str, Any], directory: Path) -> dict[str, list[float]]:
-    """Return the seconds of reading everything; the sides take turns."""
+def read(packages: dict[str, Any], folder: Path) -> dict[str, list[float]]:
+    """Return the seconds that each side takes to read everything it recorded; they take turns."""
     times: dict[str, list[float]] = {side: [] for side in packages}
     begin = time.perf_counter()
     for turn in range(_READINGS + 1):
         if turn > 3 and time.perf_counter() - begin > _READING_SECONDS:
             break
         for side in sorted(packages, reverse=bool(turn % 2)):
-            seconds = taken(lambda p=packages[side]: p.scan_recorded_traces(directory, lambda o, a, r: None))
+            scan = partial(packages[side].scan_recorded_traces, folder / side, lambda o, a, r: None)
+            seconds = taken(scan)
             if turn:
                 times[side].append(seconds)
     return times
@@ -126,7 +128,7 @@ def compare(workload: workloads.Workload, packages: dict[str, Any], seconds: flo
         folder = Path(name)
         blocks, closing, steps = recorded(workload, packages, folder, seconds)
         size = {side: disk_size(str(folder / side)) for side in packages}
-        reading = read(packages, folder / "now")
+        reading = read(packages, folder)
     count = len(blocks["alone"])
     alone = blocks["alone"]
     # Spread the time of closing over all blocks.

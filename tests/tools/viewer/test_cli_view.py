@@ -86,7 +86,8 @@ def test_a_directory_of_a_training_run_shows_its_trace(directory: Path, tmp_path
     running, address = started(tmp_path, "--no-browser")
     assert address.startswith("http://127.0.0.1:")
     running.send_signal(signal.SIGINT)
-    assert ended(running)[0] == 0
+    code, text = ended(running)
+    assert code == 0, text
 
 
 def test_a_taken_port_names_what_to_do(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
