@@ -162,8 +162,15 @@ def serving(latency: float = 0, rate: float = 0) -> Iterator[Web]:
                 self.answer(404 if data is None else 412, b"", {})
                 return
             time.sleep(web.slow if failure == "slow" else 0)
-            headers = {"ETag": tag_of(data), "Accept-Ranges": "bytes", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-            status = 200
+            status, headers = (
+                200,
+                {
+                    "ETag": tag_of(data),
+                    "Accept-Ranges": "bytes",
+                    "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
+                    "Cache-Control": "no-store",  # a browser would ask once for what has not changed for long
+                },
+            )
             if asked and web.has_ranges:
                 begin, _, end = asked.removeprefix("bytes=").partition("-")
                 first = int(begin) if begin else max(0, len(data) - int(end))
