@@ -88,7 +88,8 @@ class Viewer:
     def run(self) -> None:
         """Serve until stop() is called or a signal arrives, which is raised again."""
         try:
-            self._server.run(sockets=[self._socket])
+            with self._server.capture_signals():  # also while asyncio makes its loop, which must not be interrupted
+                self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
 
@@ -210,8 +211,10 @@ def _app(answers: Answers, pages: Mapping[str, Answer], is_ending: Callable[[], 
         """
         thread = threading.Thread(target=answers.look_closely, args=(go_on,), daemon=True)
         thread.start()
-        yield
-        thread.join()
+        try:
+            yield
+        finally:  # also after a second Ctrl-C, which cancels this coroutine
+            thread.join()
 
     return Starlette(routes=[*routes, Route("/{path:path}", page)], lifespan=looking)
 

@@ -51,6 +51,29 @@ def test_the_printed_address_shows_the_page_and_ctrl_c_stops_it(directory: Path)
     assert "Traceback" not in text
 
 
+INTERRUPTED_IN_THE_LOOP = """
+import asyncio
+import signal
+from gym_trace_cli.main import cli
+
+init = asyncio.BaseEventLoop.__init__
+
+def interrupted(self):
+    signal.raise_signal(signal.SIGINT)
+    init(self)
+
+asyncio.BaseEventLoop.__init__ = interrupted
+cli()
+"""
+
+
+def test_ctrl_c_while_the_server_starts_stops_it_without_a_complaint(directory: Path) -> None:
+    running = process("view", directory, "--no-browser", script=INTERRUPTED_IN_THE_LOOP)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, err.strip()) == (0, "stopped")
+    assert out.startswith("http://127.0.0.1:")
+
+
 def test_sigterm_ends_it_with_the_usual_code(directory: Path) -> None:
     running, address = started(directory, "--no-browser")
     assert address.startswith("http://127.0.0.1:")
