@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +19,9 @@ from gym_trace.format.columns import (
     Buffer,
     ColumnDescriptor,
     Path,
+    StoredBlocks,
     decode,
     decode_rows,
-    decode_some,
     is_path,
     packed_values,
 )
@@ -33,12 +32,11 @@ from gym_trace.format.parity import HealedReader, stored_parity
 from gym_trace.format.records import (
     SCAN_BLOCK,
     checked,
-    checked_blocks,
     columns_of,
+    extent_of,
     header_at,
     metadata_of,
     next_record,
-    span_of,
 )
 from gym_trace.format.restoring import heal
 from gym_trace.storage import staging
@@ -95,12 +93,13 @@ class RowRanges(NamedTuple):
     observations: Sequence[tuple[int, int]]
     steps: Sequence[tuple[int, int]]
 
-    def runs_in(self, column: ColumnDescriptor) -> list[range] | None:
-        """Return the blocks of a column with these rows, as runs; None: all, or the column has no blocks."""
-        if column.blocks is None or column.path[0] not in _ROOTS_WITH_ROWS:
-            return None
-        runs = column.blocks.runs(self.observations if column.path[0] == "observations" else self.steps)
-        return None if 2 * sum(map(len, runs)) > len(column.blocks) else runs
+
+def _runs_in(rows: RowRanges | None, column: ColumnDescriptor) -> list[range] | None:
+    """Return the blocks of a column with these rows, as runs; None: read the whole column."""
+    if rows is None or column.blocks is None or column.path[0] not in _ROOTS_WITH_ROWS:
+        return None
+    runs = column.blocks.runs(rows.observations if column.path[0] == "observations" else rows.steps)
+    return None if 2 * sum(map(len, runs)) > len(column.blocks) else runs
 
 
 class Chunk:
@@ -116,19 +115,16 @@ class Chunk:
 
     def __init__(
         self,
-        blobs: dict[Path, tuple[ColumnDescriptor, Buffer]],
+        blobs: Mapping[Path, tuple[ColumnDescriptor, Buffer | StoredBlocks]],
         described: list[ColumnDescriptor],
         located: Callable[[CorruptTrace], CorruptTrace],
-        parts: Mapping[Path, Mapping[range, Buffer]] = MappingProxyType({}),
     ):
-        """parts: the runs of blocks that were read of some columns, whose blobs are empty."""
         self.described = described
         self.rows = {column.path: column.rows for column in described}
-        self._blobs = blobs
+        self._blobs = dict(blobs)
         self.located = located
         self._decoded: dict[Path, Array] = {}
         self._packed: dict[Path, list[bytes]] = {}
-        self._parts = parts
 
     @property
     def columns(self) -> dict[Path, ColumnDescriptor]:
@@ -148,25 +144,24 @@ class Chunk:
     def only(self, wanted: Callable[[Path], bool]) -> Chunk:
         """Return a chunk with the wanted columns only."""
         blobs = {path: blob for path, blob in self._blobs.items() if wanted(path)}
-        parts = {path: runs for path, runs in self._parts.items() if wanted(path)}
-        return Chunk(blobs, self.described, self.located, parts)
+        return Chunk(blobs, self.described, self.located)
 
     def again(self) -> Chunk:
         """Return another chunk that shares the decoded rows."""
-        other = Chunk(dict(self._blobs), self.described, self.located, self._parts)
+        other = Chunk(self._blobs, self.described, self.located)
         other._decoded = self._decoded
         return other
 
     def encoded(self, path: Path) -> tuple[ColumnDescriptor, Buffer]:
-        """Return a column as stored. Call it before the column is decoded."""
-        return self._blobs[path]
+        """Return a column as stored, if it was read whole. Call it before the column is decoded."""
+        column, blob = self._blobs[path]
+        assert not isinstance(blob, dict)
+        return column, blob
 
     def array(self, path: Path) -> Array:
         """Return the decoded rows of a column: the same writable array on every call."""
         if path not in self._decoded:
-            self._decoded[path] = (
-                self._by(decode_some, path, self._parts[path]) if path in self._parts else self._by(decode, path)
-            )
+            self._decoded[path] = self._by(decode, path)
         return self._decoded[path]
 
     def packed(self, path: Path) -> list[bytes]:
@@ -429,35 +424,32 @@ class BatchReader:
 
     def _read_chunk(self, number: int, wanted: Callable[[Path], bool], rows: RowRanges | None) -> Chunk:
         offset = int(self.chunks["offset"][number])
-        blobs: dict[Path, tuple[ColumnDescriptor, Buffer]] = {}
-        parts: dict[Path, dict[range, Buffer]] = {}
+        blobs: dict[Path, tuple[ColumnDescriptor, Buffer | StoredBlocks]] = {}
         try:
             with self.open() as file:
                 columns = self._columns_at(file, number)
                 if self._storage.ahead:
                     self._storage.expect(self._spans(columns, wanted, rows))
                 for column, at in columns:
-                    if not wanted(column.path):
-                        continue
-                    runs = None if rows is None else rows.runs_in(column)
-                    blobs[column.path] = column, b"" if runs is not None else checked(file, at, column)
-                    if runs is not None:
-                        parts[column.path] = {run: checked_blocks(file, at, column, run) for run in runs}
+                    if wanted(column.path):
+                        runs = _runs_in(rows, column)
+                        if runs is None:
+                            blobs[column.path] = column, checked(file, at, column)
+                        else:
+                            blobs[column.path] = column, {run: checked(file, at, column, run) for run in runs}
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
         path = self.path  # a chunk must not keep its batch alive, whose table can be large
-        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset), parts)
+        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(path, offset))
 
     def _spans(
         self, columns: list[tuple[ColumnDescriptor, int]], wanted: Callable[[Path], bool], rows: RowRanges | None
     ) -> Iterator[Span]:
         for column, at in columns:
-            if wanted(column.path):
-                runs = None if rows is None else rows.runs_in(column)
-                if runs is None:
-                    yield Span(self.name, at, column.stored)
-                else:
-                    yield from (span_of(self.name, at, column, run) for run in runs)
+            runs = _runs_in(rows, column) if wanted(column.path) else []
+            for run in [None] if runs is None else runs:
+                begin, end, *_ = extent_of(column, run)
+                yield Span(self.name, at + begin, end - begin)
 
     def spans(
         self, wanted: Callable[[Path], bool], numbers: Iterable[int], rows: Iterable[RowRanges | None]

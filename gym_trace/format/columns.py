@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -61,6 +61,7 @@ _RETRY_AFTER = 64  # chunks between trials of the encodings
 
 Path = tuple[str | int, ...]
 Buffer = bytes | memoryview
+StoredBlocks = dict[range, Buffer]  # bytes of runs of blocks, by their numbers
 
 
 class Blocks(NamedTuple):
@@ -196,7 +197,7 @@ def parse_column(descriptor: Any) -> ColumnDescriptor:
             raise CorruptTrace("malformed column encoding")
         if not known.fits(raw, column.encoded_rows, column.row_size):
             raise CorruptTrace("the size of a column does not match its rows")
-        if encoding & BLOCKS and not (_has_valid_blocks(column) and known.decode_blocks is not None and not is_table):
+        if encoding & BLOCKS and not (_has_valid_blocks(column) and known.in_blocks and not is_table):
             raise CorruptTrace(f"malformed blocks of column {column.name}")
     if bool(encoding & BLOCKS) != (column.blocks is not None):
         raise CorruptTrace("malformed column encoding")
@@ -220,35 +221,23 @@ def _has_valid_blocks(column: ColumnDescriptor) -> bool:
 # -- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def decode(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
+def decode(column: ColumnDescriptor, blob: Buffer | StoredBlocks) -> Array:
     """Return the rows of a column as a writable array; for a msgpack column, an array of objects.
 
-    The array of an unencoded column shares the memory of blob, if blob is writable.
+    The array of an unencoded column shares the memory of blob, if blob is writable. Of blocks, only their rows are
+    decoded; the others are zeros.
 
     Raises CorruptTrace. Memory is bounded by the limits of parse_column.
     """
     try:
+        if isinstance(blob, dict):
+            return _decode_some(column, blob)
         if column.dtype != MSGPACK:
             return _decode_typed(column, blob)
         data, bounds = _value_bounds(column, blob)
         return _values((data[a:b] for a, b in bounds), column.full_size)
     except MemoryError as error:
         raise memory_error(column) from error
-
-
-def decode_some(column: ColumnDescriptor, blob: Buffer, parts: Mapping[range, Buffer]) -> Array:
-    """Return the rows of a column as a writable array, of which only some blocks are decoded; other rows are zeros.
-
-    parts: the stored bytes of runs of blocks. Raises CorruptTrace.
-    """
-    assert column.blocks is not None
-    try:
-        flat = np.zeros((column.rows, column.row_size), np.uint8)  # untouched pages take no memory
-        for run, stored in parts.items():
-            decode_blocks(column, stored, flat[run.start * column.blocks.rows : run.stop * column.blocks.rows])
-    except MemoryError as error:
-        raise memory_error(column) from error
-    return _as_rows(column, flat)
 
 
 def memory_error(column: ColumnDescriptor) -> CorruptTrace:
@@ -295,16 +284,26 @@ def _encoding(column: ColumnDescriptor) -> Encoding:
     return encoding
 
 
-def _decode_typed(column: ColumnDescriptor, blob: bytes | memoryview) -> Array:
-    row_size, rows = column.row_size, column.rows
+def _decode_typed(column: ColumnDescriptor, blob: Buffer) -> Array:
+    encoding, rows, row_size = _encoding(column), column.rows, column.row_size
     if column.blocks is not None:
         flat = np.empty((rows, row_size), np.uint8)
-        decode_blocks(column, blob, flat)
+        _decode_blocks(column, blob, flat)
     else:
-        flat = _encoding(column).decode(_inflated(column, blob), column.encoded_rows, row_size, item_size(column.dtype))
+        data, shape = _inflated(column, blob), (column.encoded_rows, row_size)
+        flat = data.reshape(shape) if encoding.in_place else np.empty(shape, np.uint8)
+        encoding.decode(data, flat, item_size(column.dtype), 0)
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
         transforms.widest(flat)[:] = transforms.widest(row)
+    return _as_rows(column, flat)
+
+
+def _decode_some(column: ColumnDescriptor, stored: StoredBlocks) -> Array:
+    assert column.blocks is not None
+    flat = np.zeros((column.rows, column.row_size), np.uint8)  # untouched pages take no memory
+    for run, blob in stored.items():
+        _decode_blocks(column, blob, flat[run.start * column.blocks.rows : run.stop * column.blocks.rows])
     return _as_rows(column, flat)
 
 
@@ -313,22 +312,22 @@ def _as_rows(column: ColumnDescriptor, flat: Array) -> Array:
     return flat.reshape(-1).view(dtype).reshape(column.rows, *column.shape)
 
 
-def decode_blocks(column: ColumnDescriptor, stored: bytes | memoryview, out: Array) -> None:
+def _decode_blocks(column: ColumnDescriptor, stored: Buffer, out: Array) -> None:
     """Decode the rows of consecutive blocks into out, (rows, row size). stored: the bytes of these blocks.
 
     Decodes some blocks at a time, whose bytes stay in the processor's cache. Raises CorruptTrace.
     """
     assert column.blocks is not None
-    decode, item, together = _encoding(column).decode_blocks, item_size(column.dtype), column.blocks.rows
-    assert decode is not None
+    encoding, item, together = _encoding(column), item_size(column.dtype), column.blocks.rows
     step = together * max(1, _BLOCKS_AT_ONCE // (together * column.row_size))
-    scratch = np.empty(min(step, len(out)) * column.row_size, np.uint8)
+    scratch = np.empty(0 if encoding.in_place else min(step, len(out)) * column.row_size, np.uint8)
     try:
         reader = _decompressor().stream_reader(stored, read_across_frames=True)
         for begin in range(0, len(out), step):
             some = out[begin : begin + step]
-            _read_exactly(reader, scratch[: some.size], begin + step >= len(out))
-            decode(scratch[: some.size], some, item, together)
+            data = some.reshape(-1) if encoding.in_place else scratch[: some.size]
+            _read_exactly(reader, data, begin + step >= len(out))
+            encoding.decode(data, some, item, together)
     except zstandard.ZstdError as error:
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
 
@@ -666,7 +665,7 @@ class ColumnEncoder:
             else:
                 choice.compressor = 2 if rare < _RARE_SIZE * usual else 0
             smallest = (usual, quick, rare)[choice.compressor]
-        choice.in_blocks = sample.nbytes >= _LEAST_IN_BLOCKS and choice.encoding.decode_blocks is not None
+        choice.in_blocks = sample.nbytes >= _LEAST_IN_BLOCKS and choice.encoding.in_blocks
         if choice.in_blocks:
             blocks = sum(
                 map(

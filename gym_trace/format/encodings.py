@@ -15,7 +15,7 @@ import numpy as np
 from gym_trace.data.values import Array
 from gym_trace.format import kernels, transforms, wire
 
-# Bits that an encoding may have in addition: CONSTANT only those of equal size, BLOCKS only those with decode_blocks.
+# Bits that an encoding may have in addition: CONSTANT only those of equal size, BLOCKS only those with in_blocks.
 ZSTD, CONSTANT, BLOCKS = 1, 8, 64
 _SHUFFLE, _XOR, _CHANGES, _DICTIONARY = 2, 4, 16, 32
 _PIECE_BYTES = 512 << 10  # large rows are encoded and compressed in pieces that fit the processor's cache
@@ -35,10 +35,10 @@ class Encoding(NamedTuple):
             rows: (n, row size) uint8. before: (row size,) uint8, the row before them; zeros for the first rows.
             scratch: uint8, at least as large as rows; the result may lie in it. together: size of the blocks of rows
             that are encoded by themselves; 0: all rows are one block.
-        decode: decode(data, rows, row_size, item_size) returns (rows, row size) uint8. data: untrusted, uint8, of
-            a size that fits() accepts; decode() may modify and return it. Raises CorruptTrace.
-        decode_blocks: decode_blocks(data, out, item_size, together) decodes blocks into out, (rows, row size). None:
-            rows are not encoded in blocks.
+        decode: decode(data, out, item_size, together) writes all rows to out, (rows, row size) uint8. data: untrusted,
+            uint8, of a size that fits() accepts. Raises CorruptTrace.
+        in_place: decode() expects `data` in the memory of `out`.
+        in_blocks: rows can be encoded in blocks.
         fits: fits(raw, rows, row_size) is True if rows can take `raw` stored bytes.
         decode_rows: decode_rows(data, rows, begin, out) decodes only the rows from begin on into out. None: not
             possible. An encoding with decode_rows stores the first row of a chunk unencoded; encode() then gets that
@@ -49,11 +49,12 @@ class Encoding(NamedTuple):
     bits: int
     applies: Callable[[int, int], bool]
     encode: Callable[[Array, Array, Array, int, int], Array | bytes | None]
-    decode: Callable[[Array, int, int, int], Array]
+    decode: Callable[[Array, Array, int, int], None]
+    in_place: bool = False
+    in_blocks: bool = True
     fits: Callable[[int, int, int], bool] = _of_equal_size
     decode_rows: Callable[[Array, int, int, Array], None] | None = None
     piece_bytes: int = _PIECE_BYTES
-    decode_blocks: Callable[[Array, Array, int, int], None] | None = None
 
 
 def encoding_of(bits: int) -> Encoding | None:
@@ -64,18 +65,19 @@ def encoding_of(bits: int) -> Encoding | None:
 # -- encode and decode -------------------------------------------------------------------------------------------------
 
 
+def _plain(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> Array:
+    return rows
+
+
+def _undo_plain(data: Array, out: Array, item_size: int, together: int) -> None:
+    return
+
+
 def _xor(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> Array:
     return transforms.xor(rows, before, scratch[: len(rows)], together)
 
 
-def _undo_xor(data: Array, rows: int, row_size: int, item_size: int) -> Array:
-    flat = data.reshape(rows, row_size)
-    kernels.undo_xor(flat)
-    return flat
-
-
-def _undo_xor_in_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
-    out[:] = data.reshape(out.shape)
+def _undo_xor(data: Array, out: Array, item_size: int, together: int) -> None:
     kernels.undo_xor(out, together)
 
 
@@ -83,13 +85,7 @@ def _shuffle(rows: Array, before: Array, scratch: Array, item_size: int, togethe
     return kernels.shuffle(rows, item_size, together)
 
 
-def _undo_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Array:
-    flat = np.empty((rows, row_size), np.uint8)
-    kernels.undo_shuffle(data, flat, item_size)
-    return flat
-
-
-def _undo_shuffle_in_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
+def _undo_shuffle(data: Array, out: Array, item_size: int, together: int) -> None:
     kernels.undo_shuffle(data, out, item_size, together=together)
 
 
@@ -97,28 +93,16 @@ def _xor_and_shuffle(rows: Array, before: Array, scratch: Array, item_size: int,
     return kernels.shuffle(_xor(rows, before, scratch, item_size, together), item_size, together)
 
 
-def _undo_xor_and_shuffle(data: Array, rows: int, row_size: int, item_size: int) -> Array:
-    flat = np.empty((rows, row_size), np.uint8)
-    kernels.undo_shuffle(data, flat, item_size, True)  # in one pass
-    return flat
-
-
-def _undo_xor_and_shuffle_in_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
-    kernels.undo_shuffle(data, out, item_size, True, together)
-
-
-def _copy_blocks(data: Array, out: Array, item_size: int, together: int) -> None:
-    out[:] = data.reshape(out.shape)
+def _undo_xor_and_shuffle(data: Array, out: Array, item_size: int, together: int) -> None:
+    kernels.undo_shuffle(data, out, item_size, True, together)  # in one pass
 
 
 def _changes(rows: Array, before: Array, scratch: Array, item_size: int, together: int) -> bytes:
     return transforms.changes(rows, before, scratch[: len(rows)].view(np.bool_))
 
 
-def _undo_changes(data: Array, rows: int, row_size: int, item_size: int) -> Array:
-    flat = np.empty((rows, row_size), np.uint8)
-    kernels.undo_changes(data, rows, 0, flat)
-    return flat
+def _undo_changes(data: Array, out: Array, item_size: int, together: int) -> None:
+    kernels.undo_changes(data, len(out), 0, out)
 
 
 def _changed_rows(data: Array, rows: int, begin: int, out: Array) -> None:
@@ -135,10 +119,8 @@ def _dictionary(rows: Array, before: Array, scratch: Array, item_size: int, toge
     return out[:size] if size else None
 
 
-def _undo_dictionary(data: Array, rows: int, row_size: int, item_size: int) -> Array:
-    flat = np.empty((rows, row_size), np.uint8)
-    kernels.undo_dictionary(data, flat)
-    return flat
+def _undo_dictionary(data: Array, out: Array, item_size: int, together: int) -> None:
+    kernels.undo_dictionary(data, out)
 
 
 def _dictionary_fits(raw: int, rows: int, row_size: int) -> bool:
@@ -146,33 +128,24 @@ def _dictionary_fits(raw: int, rows: int, row_size: int) -> bool:
     return 0 < row_size < wire.LARGE_ROW and rows > 0 and raw <= 4 + most * row_size + 2 * rows
 
 
-PLAIN = Encoding(
-    bits=0,
-    applies=lambda row_size, item_size: True,
-    encode=lambda rows, before, scratch, item_size, together: rows,
-    decode=lambda data, rows, row_size, item_size: data.reshape(rows, row_size),
-    decode_blocks=_copy_blocks,
-)
-XOR = Encoding(_XOR, lambda row_size, item_size: True, _xor, _undo_xor, decode_blocks=_undo_xor_in_blocks)
-SHUFFLE = Encoding(
-    _SHUFFLE,
-    lambda row_size, item_size: item_size > 1,
-    _shuffle,
-    _undo_shuffle,
-    decode_blocks=_undo_shuffle_in_blocks,
-)
-XOR_AND_SHUFFLE = Encoding(
-    _XOR | _SHUFFLE,
-    lambda row_size, item_size: item_size > 1,
-    _xor_and_shuffle,
-    _undo_xor_and_shuffle,
-    decode_blocks=_undo_xor_and_shuffle_in_blocks,
-)
+def _always(row_size: int, item_size: int) -> bool:
+    return True
+
+
+def _of_wide_elements(row_size: int, item_size: int) -> bool:
+    return item_size > 1
+
+
+PLAIN = Encoding(0, _always, _plain, _undo_plain, in_place=True)
+XOR = Encoding(_XOR, _always, _xor, _undo_xor, in_place=True)
+SHUFFLE = Encoding(_SHUFFLE, _of_wide_elements, _shuffle, _undo_shuffle)
+XOR_AND_SHUFFLE = Encoding(_XOR | _SHUFFLE, _of_wide_elements, _xor_and_shuffle, _undo_xor_and_shuffle)
 CHANGES = Encoding(
     bits=_CHANGES,
     applies=lambda row_size, item_size: row_size >= wire.LARGE_ROW,
     encode=_changes,
     decode=_undo_changes,
+    in_blocks=False,
     fits=_changes_fit,
     decode_rows=_changed_rows,
     piece_bytes=4 << 20,  # it touches less memory
@@ -182,6 +155,7 @@ DICTIONARY = Encoding(
     applies=lambda row_size, item_size: 0 < row_size < wire.LARGE_ROW,
     encode=_dictionary,
     decode=_undo_dictionary,
+    in_blocks=False,
     fits=_dictionary_fits,
 )
 ENCODINGS = (DICTIONARY, CHANGES, PLAIN, XOR, SHUFFLE, XOR_AND_SHUFFLE)  # in the order in which the encoder tries them

@@ -12,7 +12,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import MSGPACK, Buffer, ColumnDescriptor, Path, parse_column
 from gym_trace.format.kernels import crc32
-from gym_trace.storage.protocol import Reader, Span
+from gym_trace.storage.protocol import Reader
 
 SCAN_BLOCK = 1 << 20
 _LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
@@ -85,42 +85,32 @@ def next_record(file: Reader, offset: int, file_id: bytes) -> tuple[int | None, 
     return None, last
 
 
-def checked(file: Reader, offset: int, column: ColumnDescriptor) -> Buffer:
-    """Read the stored bytes of a column and verify them. A large column gets a writable buffer, to save a copy."""
-    blob: Buffer
-    if column.stored < _LARGE:
-        blob = file.read(offset, column.stored)
-    else:
-        blob = np.empty(min(column.stored, max(0, file.size - offset)), np.uint8).data
-        blob = blob[: file.read_into(offset, blob)]
-    if len(blob) != column.stored or crc32(blob) != column.crc:
-        raise CorruptTrace(f"checksum mismatch in column {column.name}")
-    return blob
+def extent_of(column: ColumnDescriptor, blocks: range | None) -> tuple[int, int, int, int]:
+    """Return begin and end of blocks in the stored bytes of a column, and the CRCs of the bytes before these.
 
-
-def checked_blocks(file: Reader, offset: int, column: ColumnDescriptor, blocks: range) -> Buffer:
-    """Read the stored bytes of consecutive blocks of a column and verify them. offset: of the column in the file.
-
-    Raises CorruptTrace.
+    blocks: numbers of consecutive blocks; None: the whole column. Raises CorruptTrace.
     """
-    begin, end, crc, after = _span_of(column, blocks)
-    blob = file.read(offset + begin, end - begin)
-    if len(blob) != end - begin or crc32(blob, crc) != after:
-        raise CorruptTrace(f"checksum mismatch in column {column.name}")
-    return blob
-
-
-def span_of(name: str, offset: int, column: ColumnDescriptor, blocks: range) -> Span:
-    """Return the span of consecutive blocks in a file. Raises CorruptTrace."""
-    begin, end, *_ = _span_of(column, blocks)
-    return Span(name, offset + begin, end - begin)
-
-
-def _span_of(column: ColumnDescriptor, blocks: range) -> tuple[int, int, int, int]:
-    """Return begin and end of blocks in the stored bytes, and the CRCs up to these. Raises CorruptTrace."""
-    assert column.blocks is not None
-    begin, crc = column.blocks.before(blocks.start)
-    end, after = column.blocks.before(blocks.stop)
+    if blocks is None or column.blocks is None:
+        return 0, column.stored, 0, column.crc
+    (begin, crc), (end, after) = map(column.blocks.before, (blocks.start, blocks.stop))
     if not begin < end <= column.stored:
         raise CorruptTrace(f"malformed blocks of column {column.name}")
     return begin, end, crc, after
+
+
+def checked(file: Reader, offset: int, column: ColumnDescriptor, blocks: range | None = None) -> Buffer:
+    """Read the stored bytes of a column, or of some blocks of it, and verify them. Raises CorruptTrace.
+
+    A large column gets a writable buffer, to save a copy. offset: of the column in the file. blocks: see extent_of().
+    """
+    begin, end, crc, after = extent_of(column, blocks)
+    offset, size = offset + begin, end - begin
+    blob: Buffer
+    if size < _LARGE:
+        blob = file.read(offset, size)
+    else:
+        blob = np.empty(min(size, max(0, file.size - offset)), np.uint8).data
+        blob = blob[: file.read_into(offset, blob)]
+    if len(blob) != size or crc32(blob, crc) != after:
+        raise CorruptTrace(f"checksum mismatch in column {column.name}")
+    return blob
