@@ -42,7 +42,8 @@ def command(directories: Sequence[str], query: str, as_json: bool, output: str |
         raise click.UsageError("--json: excludes --output, which writes .parquet or .csv")
     traces = [gym_trace.open_trace(directory) for directory in directories]
     if output is not None:
-        gym_trace.write_query(query, traces, output)
+        written = gym_trace.write_query(query, traces, output)
+        click.echo(f"{show.count(written, 'row')} written to {show.printable(output)}")
         return FINE
     headings, rows = gym_trace.query(query, traces)
     if as_json:

@@ -21,7 +21,9 @@ except ImportError as missing:
     raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
 
 _ROWS = 1000  # rows fetched at a time
-_INTERRUPT_SECONDS = 0.1  # between attempts to stop a query
+_INTERRUPT_SECONDS = 0.1  # time between attempts to stop a query
+_FORMATS = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv"}
+_QUERIES = [duckdb.StatementType.SELECT], [duckdb.StatementType.MULTI]  # DuckDB makes several statements of a PIVOT
 T = TypeVar("T")
 
 
@@ -51,35 +53,34 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
         return [column[0] for column in result.description or ()], _rows(result, tables)
 
 
-def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.PathLike[str]) -> None:
-    """Write the rows of a query to a file, which replaces an older one: Parquet or CSV, by the ending of its name.
+def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.PathLike[str]) -> int:
+    """Write the rows of a query to a file, and return their number. The file replaces an older one.
 
-    Raises InvalidOption, also with DuckDB's error; CorruptTrace; OSError.
+    path: ends with .parquet or .csv. Raises InvalidOption, also with DuckDB's error; CorruptTrace; OSError.
 
     Examples:
         >>> trace = gym_trace.open_trace("traces/cartpole")
         >>> gym_trace.write_query("SELECT episode, return FROM episodes", [trace], "returns.csv")
+        20
         >>> with open("returns.csv") as file:
         ...     file.readline()
         'episode,return\\n'
     """
     ending = os.path.splitext(path)[1].lower()
-    if ending not in (".parquet", ".csv"):
+    if ending not in _FORMATS:
         raise InvalidOption(f"{os.fspath(path)}: unknown ending; pass a name that ends with .parquet or .csv")
     tables = _tables_of(traces)
     connected = _connected(tables)
 
-    def write(staged: str) -> None:
-        rows = connected.sql(text)
-        if rows is None:
-            raise InvalidOption("sql: no query; pass a SELECT")
-        if ending == ".parquet":
-            rows.to_parquet(staged, compression="zstd")
-        else:
-            rows.to_csv(staged)
+    def write(target: str) -> int:
+        kinds = [statement.type for statement in connected.extract_statements(text)]
+        if kinds not in _QUERIES:
+            raise InvalidOption("sql: only the rows of one query are written to a file; pass a SELECT")
+        rows = connected.sql(text)  # noqa: F841 - COPY finds it by its name
+        return int(connected.execute(f"COPY (FROM rows) TO '{target}' ({_FORMATS[ending]})").fetchone()[0])
 
     with replaced_file(path) as staged, _own_errors(tables, text):
-        _stoppable(connected, lambda: write(str(staged)))
+        return _stoppable(connected, lambda: write(str(staged).replace("'", "''")))
 
 
 def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:

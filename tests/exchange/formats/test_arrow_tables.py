@@ -395,17 +395,33 @@ def test_a_condition_is_evaluated_where_a_dict_has_pictures(tmp_path: Path) -> N
 def test_a_query_is_written_to_a_file_whole_or_not_at_all(recorded: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     table, text = tmp_path / "out.parquet", tmp_path / "out.csv"
-    query = "SELECT episode, step, observation FROM steps WHERE action = 1 ORDER BY ALL"
-    assert ok("sql", recorded, query, "-o", table).output == ""
+    query = "SELECT episode, step, observation FROM steps WHERE action = 1 ORDER BY ALL; -- the end"
     rows = open_trace(recorded).to_arrow(["episode", "step", "observation"], ds.field("action") == 1).read_all()
+    count = rows.num_rows
+    assert ok("sql", recorded, query, "-o", table).output == f"{count:,} rows written to {table}\n"
     assert pq.read_table(table).to_pylist() == rows.to_pylist()
-    ok("sql", recorded, "SELECT count(*) AS n FROM episodes", "-o", text)
+    assert ok("sql", recorded, "SELECT count(*) AS n FROM episodes", "-o", text).output == f"1 row written to {text}\n"
     assert text.read_text() == "n\n1800\n"
-    for words in (["SELECT nonsense FROM steps", "-o", text], [" ", "-o", text], ["SELECT 1", "-o", text, "--json"]):
-        assert run("sql", recorded, *words).exit_code == 2
+    for other in (
+        "SELECT nonsense FROM steps",
+        " ",
+        "SELECT 1; SELECT 2",
+        "CREATE TABLE x AS FROM steps",
+        "SET threads=1",
+    ):
+        assert run("sql", recorded, other, "-o", text).exit_code == 2
+    assert run("sql", recorded, "SELECT 1", "-o", text, "--json").exit_code == 2
     assert text.read_text() == "n\n1800\n"
     assert "pass a name that ends with .parquet or .csv" in run("sql", recorded, "SELECT 1", "-o", "rows.arrow").stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.parquet"]
+    assert (
+        gym_trace.write_query(
+            "PIVOT (SELECT outcome FROM episodes) ON outcome USING count(*)",
+            [open_trace(recorded)],
+            tmp_path / "it's.csv",
+        )
+        == 1
+    )
 
 
 def test_a_query_of_something_else_than_a_list_of_traces_raises(recorded: Path) -> None:
