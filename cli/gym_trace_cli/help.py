@@ -26,6 +26,8 @@ HINTS = {
     "--sample": "use --sort random:SEED --limit N",
     "--seed": "to select episodes, use --sort random:SEED or --where 'seed == N'",
     "--verify": "use gym-trace verify",
+    "--append": "use --on-exist append",
+    **dict.fromkeys(("--overwrite", "--force"), "use --on-exist replace"),
     **{name: f"use --tolerance {name[2:]}=X" for name in ("--atol", "--rtol")},
     **{name: f"use --fact {name[2:]}=TEXT" for name in ("--author", "--license", "--description")},
     "--tag": 'use --fact \'tags=["a", "b"]\'',

@@ -101,6 +101,7 @@ def test_rare_options_are_in_the_full_help_alone() -> None:
     ("words", "hint"),
     [
         ("ls t --best 3", "use --sort -return --limit N"), ("replay t --verify", "use gym-trace verify"),
+        ("record CartPole-v1 --append", "use --on-exist append"),
         ("verify t --seed 3", "use --sort random:SEED or --where 'seed == N'"),
     ],
 )  # fmt: skip
