@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,7 +59,10 @@ _MARK = re.compile("(<!-- bench-remote -->\n).*(<!-- end of bench-remote -->)", 
 
 
 class Cheetah(gymnasium.Env[Any, Any]):
-    """Correlated noise in the shapes of HalfCheetah. rows: of a chunk of zarr and of a row group of Parquet."""
+    """Correlated noise in the shapes of HalfCheetah.
+
+    rows: number of rows in a chunk of zarr, and in a row group of Parquet.
+    """
 
     observation_space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
     action_space = spaces.Box(-1, 1, (6,), np.float32)
@@ -147,25 +151,29 @@ class Trace:
         return sum(total(np.asarray(getattr(episode, name))[: len(episode)]) for name in columns)
 
 
-class Rows:
-    """A format with one row per step. A batch is the rows of its windows, each once."""
+class Rows(ABC):
+    """A format with one row per step. A batch is the rows of its windows."""
 
-    title = package = ""
+    title: str
+    package: str
 
     def batches(self, count: int) -> None:
         random = np.random.default_rng(0)
         for _ in range(count):
             self.windows(random.integers(self.count() - LENGTH, size=WINDOWS))
 
-    def windows(self, starts: Any) -> None:
-        rows = np.unique(starts[:, None] + np.arange(LENGTH))
-        assert all(len(array) == len(rows) for array in self.take(rows))
-
+    @abstractmethod
     def count(self) -> int:
-        raise NotImplementedError
+        """Return the number of rows."""
 
-    def take(self, rows: Any) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def windows(self, starts: Any) -> None:
+        """Read the rows of windows."""
+
+
+def rows_of(starts: Any) -> Any:
+    """Return the rows of windows, each once."""
+    return np.unique(starts[:, None] + np.arange(LENGTH))
 
 
 class Lance(Rows):
@@ -185,8 +193,9 @@ class Lance(Rows):
     def count(self) -> int:
         return int(self._table.count_rows())
 
-    def take(self, rows: Any) -> list[Any]:
-        return arrays_of(self._table.take(rows, list(COLUMNS)))
+    def windows(self, starts: Any) -> None:
+        rows = rows_of(starts)
+        assert all(len(array) == len(rows) for array in arrays_of(self._table.take(rows, list(COLUMNS))))
 
     def scan(self, columns: tuple[str, ...]) -> float:
         return sum(sum(map(total, arrays_of(batch))) for batch in self._table.to_batches(columns=list(columns)))
@@ -224,7 +233,8 @@ class Zarr(Rows):
     def count(self) -> int:
         return int(self._arrays["rewards"].shape[0])
 
-    def windows(self, starts: Any) -> None:  # as slices by threads: oindex of these rows takes minutes
+    def windows(self, starts: Any) -> None:
+        """Threads read one slice per window and array, because oindex of all rows takes minutes."""
         slices = [(array, start) for start in starts.tolist() for array in self._arrays.values()]
         with ThreadPoolExecutor(32) as pool:
             assert all(len(rows) == LENGTH for rows in pool.map(lambda it: it[0][it[1] : it[1] + LENGTH], slices))
@@ -261,7 +271,11 @@ class Parquet(Rows):
     def count(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def take(self, rows: Any) -> list[Any]:
+    def windows(self, starts: Any) -> None:
+        rows = rows_of(starts)
+        assert all(len(array) == len(rows) for array in self._take(rows))
+
+    def _take(self, rows: Any) -> list[Any]:
         size = self._file.metadata.row_group(0).num_rows
         groups = np.unique(rows // size)
         first = np.concatenate([[0], np.cumsum([self._file.metadata.row_group(group).num_rows for group in groups])])
@@ -273,7 +287,7 @@ class Parquet(Rows):
         return sum(sum(map(total, arrays_of(batch))) for batch in self._file.iter_batches(columns=list(columns)))
 
     def episode(self, begin: int, end: int) -> float:
-        return sum(total(array) for array in self.take(np.arange(begin, end)))
+        return sum(total(array) for array in self._take(np.arange(begin, end)))
 
 
 FORMATS: dict[str, type[Any]] = {"trace": Trace, "lance": Lance, "zarr": Zarr, "parquet": Parquet}
@@ -385,10 +399,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/reference/benchmarks.md")
     given = parser.parse_args()
     given.turns = 1 if given.quick else given.turns
+    turns = "one turn" if given.turns == 1 else f"median of {given.turns} turns"
     versions = ", ".join(f"{form.package} {importlib.metadata.version(form.package)}" for form in FORMATS.values())
     lines = [
         f"{datetime.date.today()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, {versions}, obstore "
-        f"{importlib.metadata.version('obstore')}; {given.latency:g} ms, {given.rate:g} MB/s, median of {given.turns}."
+        f"{importlib.metadata.version('obstore')}; {given.latency:g} ms, {given.rate:g} MB/s, {turns}."
     ]
     with tempfile.TemporaryDirectory() as folder:
         for kind, env in DATA.items():

@@ -128,6 +128,11 @@ def run(checkout: Path, place: Path, steps: int, work: str | list[str]) -> tuple
         return used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
+def disk_size(directory: Path) -> int:
+    """Return the bytes of blocks that the files of a directory take on disk."""
+    return sum(512 * path.stat().st_blocks for path in directory.rglob("*") if path.is_file())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="another checkout to compare with")
@@ -142,10 +147,8 @@ def main() -> None:
         for side, checkout in sides.items():
             places[side].mkdir()
             run(checkout, places[side], given.steps, _RECORD)
-            sizes = {
-                kind: stored.size_of(places[side] / kind) / 1e6 for kind in ("lanes", "compacted", "parquet", "killed")
-            }
-            print(f"{side}: " + ", ".join(f"{kind} {size:,.1f} MB" for kind, size in sizes.items()), flush=True)
+            sizes = {kind: disk_size(places[side] / kind) for kind in ("lanes", "compacted", "parquet", "killed")}
+            print(f"{side}: " + ", ".join(f"{kind} {size / 1e6:,.1f} MB" for kind, size in sizes.items()), flush=True)
         print(f"\n| {given.steps:,} steps | " + " | ".join(f"{side}, CPU s | MB" for side in sides) + " |")
         print("|" + "---|" * (1 + 2 * len(sides)))
         for name in chosen:

@@ -19,17 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-BATCH_BYTES, SEAL_SECONDS = 64 << 20, 600  # a batch ends after either
-SCHEMA_BYTES, SCHEMAS_BYTES = 2000, 4 << 20  # of a writer, and of all writers of one compacted file
-LISTED_PER_PAGE = 1000
-LISTED_INDEX = 32 << 10  # bytes of an index in a manifest
-INDEX_BYTES = 15  # per fragment
-MANIFESTS_BYTES = 64 << 20  # of manifests.index
-OBJECT_BYTES = 300  # of an object in a listing
-CACHE_BYTES = 1 << 30  # of windows
-RANGE_BYTES = 4 << 20  # of a request
-AT_ONCE = 16  # requests in flight
+BATCH_BYTES, BATCH_SECONDS = 64 << 20, 600  # a batch ends after either
 BYTES_PER_STEP = 16
+INDEX_BYTES_PER_FRAGMENT = 15
+WRITER_SCHEMA_BYTES, MOST_SCHEMA_BYTES = 2000, 4 << 20  # a compacted file repeats the schemas of its writers
+LARGEST_LISTED_INDEX = 32 << 10  # a manifest repeats indexes of up to so many bytes
+LEAST_WRITERS, MOST_MANIFESTS_BYTES = 16, 64 << 20  # push writes manifests.index
+OBJECTS_PER_PAGE, LISTING_BYTES_PER_OBJECT = 1000, 300
+REQUEST_BYTES, REQUESTS_AT_ONCE = 4 << 20, 16
+WINDOW_CACHE_BYTES = 1 << 30
 
 
 class Costs(NamedTuple):
@@ -57,8 +55,9 @@ MEMORY = {  # bytes; check reads one writer after the other
     "scan": Costs(0, 300, 7600, 6000),
     "compact": Costs(0, 430, 7600, 12000),
 }
-WINDOW_CPU, ROW_BYTES = 0.45, 46  # steps in memory before the first batch of windows of a stream
-CHECKED_BYTES, FIXED_BYTES = 240, 10e6  # per episode of a writer, and once per operation
+# Windows of a stream hold steps in memory: CPU time in microseconds, and bytes, of one.
+WINDOW_STEP_CPU, WINDOW_STEP_BYTES = 0.45, 46
+CHECK_BYTES_PER_EPISODE, BYTES_PER_OPERATION = 240, 10e6
 
 
 @dataclass
@@ -80,13 +79,13 @@ class Trace:
 
     @property
     def batches(self) -> int:
-        each = max(self.bytes / self.writers / BATCH_BYTES, self.hours * 3600 / SEAL_SECONDS)
+        each = max(self.bytes / self.writers / BATCH_BYTES, self.hours * 3600 / BATCH_SECONDS)
         return self.writers * max(1, math.ceil(each))
 
     @property
     def index_bytes(self) -> float:
         """Bytes of the index of a batch."""
-        return 400 + INDEX_BYTES * self.episodes / self.batches
+        return 400 + INDEX_BYTES_PER_FRAGMENT * self.episodes / self.batches
 
     def total(self, costs: Costs) -> float:
         return (
@@ -98,7 +97,7 @@ class Trace:
 
     def compacted(self) -> Trace:
         """Return the trace with full batches, which hold the episodes of many writers."""
-        return Trace(self.steps, math.ceil(self.writers * SCHEMA_BYTES / SCHEMAS_BYTES), self.episode, 0)
+        return Trace(self.steps, math.ceil(self.writers * WRITER_SCHEMA_BYTES / MOST_SCHEMA_BYTES), self.episode, 0)
 
     def part(self, parts: int) -> Trace:
         """Return one of several traces with the same number of writers each."""
@@ -117,32 +116,32 @@ class Prediction(NamedTuple):
 
 def opening(trace: Trace) -> tuple[float, float, float]:
     """Return the requests, pages of the listing, and bytes to open a trace at a URL."""
-    pages = math.ceil((trace.batches + trace.writers + 1) / LISTED_PER_PAGE)
-    is_small = trace.index_bytes <= LISTED_INDEX
+    pages = math.ceil((trace.batches + trace.writers + 1) / OBJECTS_PER_PAGE)
+    is_small = trace.index_bytes <= LARGEST_LISTED_INDEX
     manifest = 1500 + trace.batches / trace.writers * (200 + 1.37 * (trace.index_bytes if is_small else 64))
-    joined = min(trace.writers, MANIFESTS_BYTES / manifest) if trace.writers >= 16 else 0
+    joined = min(trace.writers, MOST_MANIFESTS_BYTES / manifest) if trace.writers >= LEAST_WRITERS else 0
     reads = (joined > 0) + trace.writers - joined + (0 if is_small else trace.batches)
     size = trace.writers * manifest - joined * 1300 + (0 if is_small else trace.batches * trace.index_bytes)
-    return pages + reads, pages, size + OBJECT_BYTES * (trace.batches + trace.writers)
+    return pages + reads, pages, size + LISTING_BYTES_PER_OBJECT * (trace.batches + trace.writers)
 
 
 def predictions(trace: Trace) -> dict[str, Prediction]:
     """Return what each operation takes."""
     requests, pages, size = opening(trace)
     cpu = {name: trace.total(costs) / 1e6 for name, costs in CPU.items()}
-    memory = {name: trace.total(costs) + FIXED_BYTES for name, costs in MEMORY.items()}
-    checked = CHECKED_BYTES * trace.episodes / trace.writers + FIXED_BYTES
-    listing = OBJECT_BYTES * (trace.batches + trace.writers)
-    whole = trace.batches + trace.bytes / RANGE_BYTES
+    memory = {name: trace.total(costs) + BYTES_PER_OPERATION for name, costs in MEMORY.items()}
+    checked = CHECK_BYTES_PER_EPISODE * trace.episodes / trace.writers + BYTES_PER_OPERATION
+    listing = LISTING_BYTES_PER_OBJECT * (trace.batches + trace.writers)
+    whole = trace.batches + trace.bytes / REQUEST_BYTES
     stored = trace.batches + trace.writers
-    held = min(trace.steps, CACHE_BYTES / ROW_BYTES)  # steps
-    cpu["windows"] = cpu["open"] + WINDOW_CPU * held / 1e6
-    windows = requests + held * BYTES_PER_STEP / RANGE_BYTES, pages, size + held * BYTES_PER_STEP
+    held = min(trace.steps, WINDOW_CACHE_BYTES / WINDOW_STEP_BYTES)  # steps
+    cpu["windows"] = cpu["open"] + WINDOW_STEP_CPU * held / 1e6
+    windows = requests + held * BYTES_PER_STEP / REQUEST_BYTES, pages, size + held * BYTES_PER_STEP
     needs = {
         "open": (requests, pages, size, memory["open"]),
         "refresh, nothing new": (pages, pages, listing, memory["open"]),
         "scan": (requests + whole, pages, trace.bytes, memory["scan"]),
-        "windows": (*windows, memory["open"] + held * ROW_BYTES),
+        "windows": (*windows, memory["open"] + held * WINDOW_STEP_BYTES),
         "check": (pages + whole, pages, trace.bytes, checked),
         "push": (stored + 2 * pages + 1, 2 * pages, trace.bytes, listing),
         "push, nothing new": (pages, pages, listing, listing),
@@ -159,7 +158,7 @@ def table(trace: Trace, latency: float, bandwidth: float) -> str:
         f"{'':22}{'requests':>10}{'bytes':>12}{'CPU, s':>10}{'memory, MB':>12}{'wall, s':>10}",
     ]
     for name, one in predictions(trace).items():
-        waits = latency * (one.pages + (one.requests - one.pages) / AT_ONCE)
+        waits = latency * (one.pages + (one.requests - one.pages) / REQUESTS_AT_ONCE)
         wall = max(one.cpu, waits + one.bytes / bandwidth) if one.requests else one.cpu
         counts = f"{one.requests:10,.0f}{_bytes(one.bytes):>12}{one.cpu:10,.1f}{one.memory / 1e6:12,.0f}"
         lines.append(f"{name:22}{counts}{wall:10,.1f}")
@@ -240,7 +239,7 @@ def compare(sizes: list[float]) -> None:
                 trace = gym_trace.open_trace(directory)
                 batches = len(list(directory.glob("*.gtb")))
                 steps = int(trace.episodes["steps"].sum())
-                one = Trace(steps, 1, steps / len(trace), batches * SEAL_SECONDS / 3600)
+                one = Trace(steps, 1, steps / len(trace), batches * BATCH_SECONDS / 3600)
                 for operation in ("open", "scan", "windows", "check", "compact"):
                     found, expected = measured(operation, directory), predictions(one)[operation]
                     title = f"{operation}, {steps:.0e} steps, {one.episode:.0f} per episode"

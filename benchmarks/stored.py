@@ -28,8 +28,3 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [rounded(part) for part in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def size_of(directory: Path) -> int:
-    """Return the bytes that the files of a directory take on disk."""
-    return sum(512 * path.stat().st_blocks for path in directory.rglob("*") if path.is_file())
