@@ -25,7 +25,7 @@ from gym_trace_cli.options import NOT_NEGATIVE, POSITIVE, json_option
 if TYPE_CHECKING:
     from gym_trace.results import Claim
 
-_WIDTH = 18  # of the names of claims
+_WIDTH = 18  # names of claims are padded to it
 _COLOURS = {"yes": "green", "no": "red", "not tried": "yellow"}
 
 

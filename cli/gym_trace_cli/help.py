@@ -16,7 +16,7 @@ from gym_trace_cli import show
 
 _WIDEST_NAMES = 23  # characters; the text of longer option names begins on the next line
 _Decorator = Callable[[Any], Any]
-_FULL = "gym_trace_cli.full_help"  # in the meta of a context: --help-all
+_FULL = "gym_trace_cli.full_help"  # key in the meta of a context: --help-all was given
 
 
 # Names of options in other tools, and the option to use here.

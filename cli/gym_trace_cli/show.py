@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, row by row
-COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")  # of curves
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, row by row
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")  # curves take these in turn
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _MIN_TEXT, _MIN_HEAD = 8, 7  # widths of the narrowest column of text, and heading of figures
 _STDOUT = "gym_trace_cli.stdout"  # key of click's Context.meta

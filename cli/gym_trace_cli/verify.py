@@ -285,7 +285,7 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
         raise TraceError(f"none of {counts} matches")
     positions, seeds = a.indices.tolist(), a.episodes["seed"]
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
-    acts_first: list[bool] = []  # of the first episode that differs, and of those with a seed
+    acts_first: list[bool] = []  # results for the first episode that differs, and for those with a seed
     with ProgressLine() as line:
         for number, compared in enumerate(gym_trace.diff_traces(a, b, **comparison), 1):
             if compared.difference is None:

@@ -67,11 +67,11 @@ def _take_in(storage: Storage, files: WriterFiles) -> bool:
         return False
     with contextlib.closing(manifest):
         files = files.listed_again()  # another process may have written the ring since
-        if files.has_new_ring:  # a copy of the ring, or empty
+        if files.has_new_ring:  # it is a copy of the ring, or empty
             storage.remove(files.new_ring)
         if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
             return False
-        last: dict[int, BatchReader] = {}  # from the newest batch back to one with slab numbers
+        last: dict[int, BatchReader] = {}  # batches from the newest one back to one with slab numbers
         for number, name in sorted(files.batches.items(), reverse=True):
             if _is_empty(files, name):
                 storage.remove(name)

@@ -109,7 +109,7 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
             _warn(episode, error)
             return
         self._film = film = _Film(encoder, LocalStorage(directory), writer, episode)
-        film.finalizer = Finalize(self, film.finish, exitpriority=99)  # after the recorder is closed
+        film.finalizer = Finalize(self, film.finish, exitpriority=99)  # the recorder is closed first
         self._take()
 
     def _take(self) -> None:

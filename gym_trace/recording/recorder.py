@@ -23,7 +23,7 @@ from gym_trace.format.batch_files import BatchFiles
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.ring.chunk_builder import ChunkWriter
-from gym_trace.format.ring.memory import Ring
+from gym_trace.format.ring.memory import NOT_BEGUN, Ring
 from gym_trace.format.ring.segment import snapshot
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import SlabWriter
@@ -59,7 +59,7 @@ class Phase(Enum):
     CLOSED = "the files are closed"
 
 
-_RECORDING, _CLOSED = Phase.RECORDING, Phase.CLOSED  # attributes of an Enum are slow before Python 3.12
+RECORDING, _CLOSED = Phase.RECORDING, Phase.CLOSED  # attributes of an Enum are slow before Python 3.12
 
 
 def encoders() -> int:
@@ -215,9 +215,16 @@ class Recorder:
             except Exception as error:  # any error: reported at the next step
                 self.out.fail(error)
 
-    def new_ring(self, kind: int, layout: dict[str, Any], *arguments: Any) -> Ring:
+    def new_ring(
+        self,
+        kind: int,
+        layout: dict[str, Any],
+        slabs: int,
+        slab_bytes: int,
+        begun: tuple[bytes, bytes] = NOT_BEGUN,
+    ) -> Ring:
         """Create a ring in the trace; see Ring. Raises OSError."""
-        return Ring(self._storage, self.writer_id, kind, layout, *arguments)
+        return Ring(self._storage, self.writer_id, kind, layout, slabs, slab_bytes, begun)
 
     def _new_ring(self, slab_bytes: int) -> Ring:
         """Create a ring; warn once if it does not survive the process."""
@@ -254,7 +261,7 @@ class Recorder:
     @property
     def is_closed(self) -> bool:
         """True if close() was called."""
-        return self.phase is not _RECORDING
+        return self.phase is not RECORDING
 
     @property
     def has_steps(self) -> bool:

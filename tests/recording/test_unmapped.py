@@ -184,7 +184,7 @@ def test_a_file_that_cannot_be_closed_is_a_recording_error(
 def test_without_descriptors_a_ring_tries_to_grow_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.recording.single.slabs._RETRY_NS", 1 << 62)
+    monkeypatch.setattr("gym_trace.recording.single.slabs._GROW_RETRY_NS", 1 << 62)
     rings = list[Ring]()
     monkeypatch.setattr("gym_trace.recording.recorder.Ring", lambda *args: rings.append(Ring(*args)) or rings[-1])
     with TraceRecordingWrapper(CountingEnv(length=5000), tmp_path) as env:

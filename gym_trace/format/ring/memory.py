@@ -19,6 +19,7 @@ from gym_trace.storage.protocol import NO_DESCRIPTORS, Mapping, Reader, Storage
 MAJOR, MINOR = 1, 0
 ROWS, LANES = 1, 2  # kinds of slabs: single environment, vector environment
 SLAB_HEADER = 64
+NOT_BEGUN = b"", b""
 MOST_SLABS, MOST_SLAB_BYTES, MOST_LAYOUT = 16, 1 << 30, 64 << 20
 
 _HEADER = struct.Struct("<8sHHI16s16sIIQQII44x")
@@ -62,7 +63,7 @@ class Ring:
         layout: dict[str, Any],
         slabs: int,
         slab_bytes: int,
-        begun: tuple[bytes, bytes] = (b"", b""),
+        begun: tuple[bytes, bytes] = NOT_BEGUN,
     ):
         """begun: first and last bytes of the only slab, which the file has from the moment it has its name."""
         self._storage, self._name = storage, writer + RING

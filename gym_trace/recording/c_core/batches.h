@@ -6,7 +6,7 @@
 #endif
 
 enum { MOST_COPIED = 256 << 10 }; /* bytes; for larger batches, the interpreter lock is released */
-enum { STREAMED = 4096 };         /* bytes of rows that are copied past the caches */
+enum { STREAMED = 4096 };         /* bytes; larger rows are copied past the caches */
 /* Rows of a matrix in a column ordered by lane. They are often a multiple of 4,096 bytes apart, and the cache of a core
  * has at least so many lines for such addresses. */
 enum { ROWS_AT_ONCE = 8 };
@@ -89,7 +89,7 @@ static void stream_rows(char *to, npy_intp stride, const char *from, npy_intp do
         memmove(to + at, from + at, bytes - at);
     }
 #ifdef __SSE2__
-    _mm_sfence(); /* before the mark that covers them */
+    _mm_sfence(); /* the rows must arrive before the mark that covers them */
 #endif
 }
 

@@ -30,7 +30,7 @@ _MAX_SEED = 1 << 128
 _MAX_LOG_BYTES = 1 << 32
 _MAX_LINE_BYTES = 16 << 20
 _START = b'"start"'  # cheap test before a line is parsed
-_ORPHAN_SECONDS = 15  # in which workers end after their parent
+_ORPHAN_SECONDS = 15  # workers end within this time after their parent
 _SHARD_EVENTS = re.compile(r"events\.[0-9]+-of-[0-9]+\.jsonl")
 
 

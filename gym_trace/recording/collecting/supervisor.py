@@ -26,7 +26,7 @@ from gym_trace.recording.publishing.spool import publish_ended
 _POLL_SECONDS, _REPORT_SECONDS = 0.1, 0.5
 _AHEAD_SECONDS = 1.0  # a worker receives about this much work in advance
 _MAX_EPISODES_AHEAD = 10_000
-_SAVE_SECONDS = 10.0  # in which workers save everything after Ctrl-C
+_SAVE_SECONDS = 10.0  # workers save everything within this time after Ctrl-C
 _START_SECONDS = 60.0  # minimum start timeout: imports are slow on a busy machine
 _MAX_FAILURES = 7
 _ATTEMPTS_PER_EPISODE = 3

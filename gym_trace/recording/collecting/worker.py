@@ -25,7 +25,7 @@ from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.remote.address import is_url
 
-_ORPHANED_SECONDS = 2.0  # in which it saves everything after the parent has ended
+_ORPHANED_SECONDS = 2.0  # the worker saves everything within this time after the parent has ended
 
 
 @dataclass(frozen=True)

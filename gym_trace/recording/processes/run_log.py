@@ -97,6 +97,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-@functools.cache  # reads a file of every package
+@functools.cache  # the function reads a file of every package
 def _packages() -> dict[str, str]:
     return {name: found.version for found in distributions() if (name := found.metadata["Name"])}

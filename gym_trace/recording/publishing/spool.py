@@ -38,7 +38,7 @@ from gym_trace.storage.staging import replaced_file
 
 SPOOL_VARIABLE, LIMIT_VARIABLE = "GYM_TRACE_SPOOL", "GYM_TRACE_SPOOL_BYTES"
 SPOOL_BYTES = 8 << 30
-DESTINATION = "destination.json"  # in a spool: its URL
+DESTINATION = "destination.json"  # file of a spool with its URL
 _LOCK = ".publishing"
 _SUPERSEDED = ".superseded"
 _BATCH_BEGUN = ".gtb" + PART

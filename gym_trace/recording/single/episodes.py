@@ -15,7 +15,7 @@ from gym_trace.format.ring import log
 from gym_trace.format.ring.log import CONTINUE, END, FLAG, INITIAL, START, START_HAS_INITIAL, STOP
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.row_slab import EXACT_INTEGERS
-from gym_trace.recording.recorder import Phase, Recorder, State
+from gym_trace.recording.recorder import RECORDING, Phase, Recorder, State
 from gym_trace.recording.reset_record import Start
 from gym_trace.recording.single.slabs import FLAG_BYTES, Observed, RowSlabs
 
@@ -26,7 +26,6 @@ IDLE, OPEN, PAUSED, ENDED, TAKEN_OVER = (  # attributes of an Enum are slow befo
     State.ENDED,
     State.TAKEN_OVER,
 )
-RECORDING = Phase.RECORDING
 
 
 class EpisodeRecorder:

@@ -36,12 +36,13 @@ from gym_trace.storage.interrupts import held_back
 
 START_BYTES = 4 << 10  # log bytes of a typical episode start
 LOG_BYTES = 128 << 10  # log bytes of a slab if all values are in its rows
-_FIRST_BYTES = 48 << 10  # of the first slab, which grows when it is full: many writers are killed after a few steps
 VALUES_BYTES = 2 << 20  # log bytes of a slab if values are in the log
+# The first slab is small, because many writers are killed after a few steps. It grows when it is full.
+_FIRST_SLAB_BYTES = 48 << 10
+_GROW_RETRY_NS = 10**9  # file descriptors may be free again
 MOST_ROWS = 1 << 16
 FLAG_BYTES = 2 * log.size_of(0)
 _SPARE_BYTES = 1 << 10
-_RETRY_NS = 10**9  # between two attempts to grow without free file descriptors
 _PLAIN_REWARDS = frozenset({bool, int, float, np.float64})
 
 Entries = dict[int, tuple[int, bytes]]  # log entries of a row, by column: kind and payload
@@ -116,8 +117,7 @@ class RowSlabs:
             raise UnstorableValue(
                 f"a step takes {row_bytes} bytes; at most {memory.MOST_SLAB_BYTES // 2} can be recorded"
             )
-        first_bytes = _FIRST_BYTES + self.result_bytes + 4 * layout.size
-        self._first_bytes = min(first_bytes, self._slab_bytes)
+        self._first_bytes = min(_FIRST_SLAB_BYTES + self.result_bytes + 4 * layout.size, self._slab_bytes)
         self._decoder = RowDecoder(layout.offsets.described())
         self.packers = RowPackers(layout, self, recorder)
 
@@ -206,8 +206,8 @@ class RowSlabs:
             except OSError as error:
                 recorder.out.fail(error)
                 return False
-            if ring.mapped and not larger.mapped:  # no free descriptor: memory of this process alone would be lost
-                self._grow_from = time.monotonic_ns() + _RETRY_NS
+            if ring.mapped and not larger.mapped:  # no free descriptor: a kill would lose the larger one
+                self._grow_from = time.monotonic_ns() + _GROW_RETRY_NS
                 return False
             larger.sequence, recorder.ring = ring.sequence, larger
             slab.move(larger.slabs[0])
@@ -217,8 +217,8 @@ class RowSlabs:
     def new_ring(self, slab_bytes: int) -> memory.Ring:
         return self._new_ring(max(self._slab_bytes, slab_bytes) if slab_bytes else self._first_bytes)
 
-    def _new_ring(self, slab_bytes: int, *begun: Any) -> memory.Ring:
-        return self.recorder.new_ring(memory.ROWS, self.layout.offsets.described(), 1, slab_bytes, *begun)
+    def _new_ring(self, slab_bytes: int, begun: tuple[bytes, bytes] = memory.NOT_BEGUN) -> memory.Ring:
+        return self.recorder.new_ring(memory.ROWS, self.layout.offsets.described(), 1, slab_bytes, begun)
 
     def submit(self) -> None:
         slab, out = self.slab, self.recorder.out
@@ -327,9 +327,9 @@ class RowSlabs:
             try:
                 self.slab.append(kind, payload, *numbers)
             except log.LogFull:
-                if self._has_room(log.size_of(len(payload))):
-                    return self.slab.append(kind, payload, *numbers)
-                self.switch_slab(log.size_of(len(payload)))
+                size = log.size_of(len(payload))
+                if not self._has_room(size):
+                    self.switch_slab(size)
                 if not self.recorder.failed:
                     self.slab.append(kind, payload, *numbers)
 

@@ -90,7 +90,7 @@ class StepRecorder:
         base_env: unwrapped environment; the state of its generator is recorded if there is no seed.
         """
         recorder = self.recorder
-        recorder.is_in_use = True  # here and in begin() as in using_recorder(), but faster
+        recorder.is_in_use = True  # the decorator using_recorder() would take longer, here and in begin()
         try:
             if self._is_plain and self.episodes.try_end_fast():
                 self._kind, self._unseen = _USUAL, False

@@ -209,7 +209,8 @@ class LaneSteps:
         except Exception as error:  # user objects may raise anything
             self._warn_skipped("observations and infos of a reset", error)
             return
-        records, given = [start[3] for start in starts], np.array([start[2] for start in starts], np.int64)
+        given = np.array([seed for _, _, seed, *_ in starts], np.int64)
+        records = [record for _, _, _, record, *_ in starts]
         slabs.add(Reset(lanes, batch, given, records, upcoming.ids, upcoming.utc, upcoming.monotonic))
         recorder.report()
 

@@ -262,7 +262,8 @@ def _same_row(column: Array, chosen: AllExcept) -> Array | None:
         return None
     excluded = chosen.excluded
     gaps = np.flatnonzero(excluded != np.arange(len(excluded)))
-    lane, time = divmod(int(gaps[0]) if len(gaps) else len(excluded), column.shape[1])  # of the first chosen row
+    first_chosen = int(gaps[0]) if len(gaps) else len(excluded)
+    lane, time = divmod(first_chosen, column.shape[1])
     bits = column.T.view(f"u{column.itemsize}")  # NaN equals itself, and 0.0 does not equal -0.0
     value = bits[time, lane]
     if 2 * np.count_nonzero(bits[len(bits) // 2] != value) > len(column):  # usually enough, and quick
