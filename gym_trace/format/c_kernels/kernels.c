@@ -5,6 +5,7 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -642,18 +643,41 @@ typedef struct {
     size_t rows, row_size, width, together; /* width: bytes of an element. together: number of rows encoded together */
 } Layout;
 
-/* together: 0 for all rows. */
+/* together: 0 for all rows. Returns 0 and sets an exception if a buffer of `bytes` does not consist of such rows. */
 static int layout_of(Layout *layout, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, Py_ssize_t together)
 {
     if (row_size < 1 || width < 1 || together < 0 || row_size % width || bytes % row_size) {
         PyErr_SetString(PyExc_ValueError, "row_size and width do not divide the buffer");
-        return -1;
+        return 0;
     }
     layout->rows = (size_t)(bytes / row_size);
     layout->row_size = (size_t)row_size;
     layout->width = (size_t)width;
     layout->together = together ? (size_t)together : layout->rows;
-    return 0;
+    return 1;
+}
+
+static int are_equal(const Py_buffer *one, const Py_buffer *other)
+{
+    if (one->len != other->len) {
+        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
+    }
+    return one->len == other->len;
+}
+
+/* Ends a function: releases its buffers, the last one before NULL. Returns None; NULL if an exception is set. */
+static PyObject *released(Py_buffer *buffer, ...)
+{
+    va_list others;
+    va_start(others, buffer);
+    for (; buffer != NULL; buffer = va_arg(others, Py_buffer *)) {
+        PyBuffer_Release(buffer);
+    }
+    va_end(others);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 /* Returns how many rows are encoded together from this row on. */
@@ -698,23 +722,12 @@ static PyObject *undo_shuffle(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*w*nnpnp", &planes, &out, &row_size, &width, &in_rows, &together, &is_xor)) {
         return NULL;
     }
-    int fault = planes.len != out.len;
-    if (fault) {
-        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
-    } else {
-        fault = layout_of(&layout, out.len, row_size, width, together);
-    }
-    if (!fault) {
+    if (are_equal(&planes, &out) && layout_of(&layout, out.len, row_size, width, together)) {
         Py_BEGIN_ALLOW_THREADS
         undo_shuffle_rows(planes.buf, out.buf, &layout, in_rows, is_xor);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&planes);
-    PyBuffer_Release(&out);
-    if (fault) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return released(&planes, &out, NULL);
 }
 
 /* shuffle(elements, planes, row_size, width, together) */
@@ -726,13 +739,7 @@ static PyObject *shuffle_(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*w*nnn", &elements, &planes, &row_size, &width, &together)) {
         return NULL;
     }
-    int fault = elements.len != planes.len;
-    if (fault) {
-        PyErr_SetString(PyExc_ValueError, "buffers differ in size");
-    } else {
-        fault = layout_of(&layout, elements.len, row_size, width, together);
-    }
-    if (!fault) {
+    if (are_equal(&elements, &planes) && layout_of(&layout, elements.len, row_size, width, together)) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t row = 0, rows; row < layout.rows; row += rows) {
             rows = rows_from(&layout, row);
@@ -741,12 +748,7 @@ static PyObject *shuffle_(PyObject *self, PyObject *args)
         }
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&elements);
-    PyBuffer_Release(&planes);
-    if (fault) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return released(&elements, &planes, NULL);
 }
 
 /* undo_xor(rows, row_size, together) */
@@ -758,8 +760,7 @@ static PyObject *undo_xor(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "w*nn", &rows, &row_size, &together)) {
         return NULL;
     }
-    int fault = layout_of(&layout, rows.len, row_size, 1, together);
-    if (!fault) {
+    if (layout_of(&layout, rows.len, row_size, 1, together)) {
         Py_BEGIN_ALLOW_THREADS
         for (size_t row = 0, count; row < layout.rows; row += count) {
             count = rows_from(&layout, row);
@@ -769,11 +770,7 @@ static PyObject *undo_xor(PyObject *self, PyObject *args)
         }
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&rows);
-    if (fault) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return released(&rows, NULL);
 }
 
 /* undo_changes(data, rows, begin, out, row_size): raises ValueError for damaged data. */
@@ -787,7 +784,7 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
         return NULL;
     }
     uint8_t *scratch = row_size > 0 ? PyMem_Malloc((size_t)row_size) : NULL;
-    if (layout_of(&layout, out.len, row_size, 1, 0) < 0) {
+    if (!layout_of(&layout, out.len, row_size, 1, 0)) {
     } else if (begin < 0 || rows < 1 || begin > rows || layout.rows > (size_t)(rows - begin)) {
         PyErr_SetString(PyExc_ValueError, "rows out of range");
     } else if (scratch == NULL) {
@@ -802,12 +799,7 @@ static PyObject *undo_changes(PyObject *self, PyObject *args)
         }
     }
     PyMem_Free(scratch);
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return released(&data, &out, NULL);
 }
 
 /* dictionary(rows, out, row_size, most): the number of bytes that it wrote; 0 if it gave up. */
@@ -820,7 +812,7 @@ static PyObject *dictionary(PyObject *self, PyObject *args)
         return NULL;
     }
     size_t written = 0;
-    if (layout_of(&layout, rows.len, row_size, 1, 0) < 0) {
+    if (!layout_of(&layout, rows.len, row_size, 1, 0)) {
     } else if (most < 0 || most > 1 << 16) {
         PyErr_SetString(PyExc_ValueError, "number of distinct rows out of range");
     } else {
@@ -845,34 +837,25 @@ static PyObject *undo_dictionary(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*w*n", &data, &out, &row_size)) {
         return NULL;
     }
-    if (layout_of(&layout, out.len, row_size, 1, 0) == 0) {
-        size_t distinct = data.len < 4 ? 0 : number_at(data.buf);
-        size_t codes = (layout.rows * code_bits(distinct) + 7) / 8;
-        if (distinct < 1 || distinct > layout.rows || distinct > 1 << 16 ||
-            (size_t)data.len != 4 + distinct * layout.row_size + codes) {
-            PyErr_SetString(PyExc_ValueError, "the size of a dictionary does not match its rows");
-        } else {
-            uint8_t *table = PyMem_Malloc(distinct * layout.row_size);
-            const char *problem = NULL;
-            if (table == NULL) {
-                PyErr_NoMemory();
-            } else {
-                Py_BEGIN_ALLOW_THREADS
-                problem = dictionary_rows(data.buf, table, distinct, layout.rows, layout.row_size, out.buf);
-                Py_END_ALLOW_THREADS
-            }
-            if (problem != NULL) {
-                PyErr_SetString(PyExc_ValueError, problem);
-            }
-            PyMem_Free(table);
+    size_t distinct = data.len < 4 ? 0 : number_at(data.buf);
+    uint8_t *table = NULL;
+    if (!layout_of(&layout, out.len, row_size, 1, 0)) {
+    } else if (distinct < 1 || distinct > layout.rows || distinct > 1 << 16 ||
+               (size_t)data.len != 4 + distinct * layout.row_size + (layout.rows * code_bits(distinct) + 7) / 8) {
+        PyErr_SetString(PyExc_ValueError, "the size of a dictionary does not match its rows");
+    } else if ((table = PyMem_Malloc(distinct * layout.row_size)) == NULL) {
+        PyErr_NoMemory();
+    } else {
+        const char *problem;
+        Py_BEGIN_ALLOW_THREADS
+        problem = dictionary_rows(data.buf, table, distinct, layout.rows, layout.row_size, out.buf);
+        Py_END_ALLOW_THREADS
+        if (problem != NULL) {
+            PyErr_SetString(PyExc_ValueError, problem);
         }
     }
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&out);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    PyMem_Free(table);
+    return released(&data, &out, NULL);
 }
 
 /* -- rows ---------------------------------------------------------------------------------------------------------- */
@@ -907,15 +890,7 @@ static PyObject *copy_runs(PyObject *self, PyObject *args)
             PyErr_SetString(PyExc_ValueError, "rows outside the memory");
         }
     }
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&out);
-    PyBuffer_Release(&begins);
-    PyBuffer_Release(&targets);
-    PyBuffer_Release(&counts);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return released(&source, &out, &begins, &targets, &counts, NULL);
 }
 
 /* -- logs of rings ------------------------------------------------------------------------------------------------- */
@@ -1142,12 +1117,7 @@ static PyObject *hash_blocks(PyObject *self, PyObject *args)
     } else {
         PyErr_SetString(PyExc_ValueError, "blocks do not match the size of their states");
     }
-    PyBuffer_Release(&states);
-    PyBuffer_Release(&data);
-    if (!is_right) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return released(&states, &data, NULL);
 }
 
 static PyMethodDef functions[] = {
