@@ -189,10 +189,6 @@ class EpisodeRuns:
         opens: Array = self.first_of(rows) == begin + np.arange(len(rows))
         return opens
 
-    def is_whole(self, row: int, count: int) -> bool:
-        """Return True if this number of fragments completes a row; False for row -1."""
-        return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
-
     def share(self, stored: Fragments, begin: int, first: int, last: int) -> EpisodeRuns:
         """Return rows first to last as those of another writer. stored: its fragments, which begin here with begin."""
         bounds = self.first[first : last + 1]

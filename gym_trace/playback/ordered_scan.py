@@ -176,7 +176,7 @@ class OrderedScan:
         if chunks is None:
             return None
         rows = self._rows[task.first : task.last]
-        stored = StoredRows(self._reader, rows, self._reader.offsets)
+        stored = StoredRows(self._reader, rows)
         columns: dict[Path, Array] = {}
         leaves = [leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves() if self._takes(leaf.path)]
         paths = [*(leaf.path for leaf in leaves), *(path for chunk in chunks.values() for path in chunk.columns)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -25,23 +25,23 @@ class StoredRows:
         first: (episodes + 1,) the fragments of episode i are first[i] to first[i + 1].
     """
 
-    def __init__(self, reader: WriterReader, rows: Array, offsets: Callable[[int], tuple[Array, Array]]):
-        """rows: rows of the episodes in reader.parts. offsets: returns reader.offsets() of a chunk."""
+    def __init__(self, reader: WriterReader, rows: Array):
+        """rows: rows of the episodes in reader.parts."""
         parts = reader.parts
         begins, ends = parts.first[rows], parts.first[rows + 1]
         fragments = parts.fragments[ranges(begins, ends - begins)]
         self.first = _offsets(ends - begins)
         self.flags = reader.fragments.flags[fragments]
         steps = reader.fragments.steps[fragments].astype(np.int64)
-        # Of the observations, and of the steps, of each fragment: the number, and where they begin in their chunk.
+        # Observations, and steps, of each fragment: their number, and where they begin in their chunk.
         self._counts = steps + (self.flags & wire.HAS_INITIAL > 0), steps
         self._begins = np.empty_like(steps), np.empty_like(steps)
         self._chunk_of = np.searchsorted(reader.chunk_bounds, fragments, side="right") - 1
         self.chunks = sorted(set(self._chunk_of.tolist()))
-        self._mine = [np.flatnonzero(self._chunk_of == number) for number in self.chunks]  # fragments of each chunk
+        self._mine = [np.flatnonzero(self._chunk_of == number) for number in self.chunks]  # fragments in each chunk
         for number, mine in zip(self.chunks, self._mine):
             at = fragments[mine] - reader.chunk_bounds[number]
-            for begins, known in zip(self._begins, offsets(number)):
+            for begins, known in zip(self._begins, reader.offsets(number)):
                 begins[mine] = known[at]
         lost, heads = parts.first_step_lost[rows], self.first[:-1]
         steps[heads] -= lost
@@ -52,10 +52,22 @@ class StoredRows:
         offsets: Array = _offsets(self._counts[path[0] != "observations"])[self.first]
         return offsets
 
-    def bounds(self, path: Path) -> tuple[list[int], list[int]]:
-        """Return where the rows of each episode begin and end in a column."""
-        offsets = self.offsets(path).tolist()
-        return offsets[:-1], offsets[1:]
+    @property
+    def lengths(self) -> Array:
+        """(episodes,) int64, number of steps of each episode."""
+        return np.diff(self.offsets(("rewards",)))
+
+    @property
+    def is_alone(self) -> Array:
+        """(episodes,) bool: True for an episode that is one fragment, in the last chunk."""
+        is_alone: Array = (np.diff(self.first) == 1) & (self._chunk_of[self.first[:-1]] == self.chunks[-1])
+        return is_alone
+
+    def in_chunks(self, path: Path) -> tuple[Array, Array]:
+        """Return where the rows of the first fragment of each episode begin and end in its chunk."""
+        is_step, first = path[0] != "observations", self.first[:-1]
+        begins = self._begins[is_step][first]
+        return begins, begins + self._counts[is_step][first]
 
     def column(self, path: Path, chunks: Mapping[int, Chunk]) -> Array | None:
         """Return a column of all episodes; None if a chunk lacks it, or if types differ.

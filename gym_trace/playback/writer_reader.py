@@ -69,12 +69,6 @@ class ChunkRows(NamedTuple):
     table: Array
     rows_before: tuple[int, int, int] = (0, 0, 0)
 
-    @property
-    def offsets(self) -> tuple[Array, Array]:
-        """Offsets of the observations, and of the steps, of each fragment: (n + 1,) each."""
-        observations, steps = step_offsets(self.table["steps"], self.table["flags"])
-        return observations + self.rows_before[0], steps + self.rows_before[1]
-
 
 class FileSnapshot(NamedTuple):
     """The data of a writer that was read, to read the same data in another process, also if more was recorded."""

@@ -140,10 +140,25 @@ def test_a_callback_gets_rewards_whose_type_changes_from_chunk_to_chunk(tmp_path
     assert [found.dtype for *_, found in kept_by(tmp_path)] == [np.float32, np.float64, np.int16, object]
 
 
+def test_a_callback_gets_the_same_dtypes_for_episodes_without_steps(tmp_path: Path) -> None:
+    episodes = [(np.zeros(1), [Result(np.ones(1), np.float32(0.5))] * count) for count in (3, 0, 2, 0, 4, 1, 2)]
+    wrapped = TraceRecordingWrapper(
+        ScriptedEnv(spaces.Box(0, 1, (1,), np.float64), spaces.Discrete(2), episodes), tmp_path
+    )
+    for _, results in episodes:
+        wrapped.reset()
+        for _ in results:
+            wrapped.step(0)
+    wrapped.close()
+    kept = kept_by(tmp_path)
+    assert [rewards.dtype for *_, rewards in kept if not len(rewards)] == [np.float64] * 2
+    assert {rewards.dtype for *_, rewards in kept if len(rewards)} == {np.dtype(np.float32)}
+
+
 def test_an_array_of_a_callback_keeps_little_memory_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.playback.episode_scan._JOINED_BYTES", 1000)
+    monkeypatch.setattr("gym_trace.playback.episode_groups._JOINED_BYTES", 1000)
     record_lanes(tmp_path, [3] * 30 + [80], 81, flush_every=1)  # so that no episode is in one chunk
     observations = [array for array, *_ in kept_by(tmp_path)]
     memory = [array if array.base is None else array.base for array in observations]

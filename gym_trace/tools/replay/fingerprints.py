@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -45,9 +44,8 @@ def _hashed(writer: WriterReader, rows: Array, columns: Collection[str]) -> Iter
         raise writer.damage[0].error()
     wanted = np.zeros(len(writer.parts), bool)
     wanted[rows] = True
-    for ended in scan_groups(writer, frozenset(columns), wanted):
-        places = ended.in_order(zip(repeat(group), range(len(group))) for group in ended.groups)
-        for row, (group, i) in zip(ended.rows.tolist(), places):
+    for group in scan_groups(writer, frozenset(columns), wanted):
+        for i, row in enumerate(group.rows.tolist()):
             hashed = blake2b(digest_size=16)
             for name in columns:
                 _add(hashed, group.column(name, i))
