@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -306,14 +305,12 @@ class BatchReader:
         self.healed: list[Damage] = []
         self.parity_contradicts = False
         self._is_checked = False  # True once compared with the parity
-        self.is_stale = False  # True if the manifest lists the index of another file
+        self.is_stale = False
         self._warns = warns
         self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
         self._budget = RowBudget() if budget is None else budget
-        self._known: dict[
-            int, list[tuple[ColumnDescriptor, int]]
-        ] = {}  # by chunk offset: its columns and their offsets
+        self._known: dict[int, list[tuple[ColumnDescriptor, int]]] = {}  # columns with offsets, by the chunk's offset
         with self.open() as file:
             self.size = file.size
             self._version = storage.version(self.name)
@@ -451,32 +448,22 @@ class BatchReader:
                 begin, end, *_ = extent_of(column, run)
                 yield Span(self.name, at + begin, end - begin)
 
-    def spans(
-        self, wanted: Callable[[Path], bool], numbers: Iterable[int], rows: Iterable[RowRanges | None]
-    ) -> list[Span]:
-        """Return what read_chunk() reads for these chunks, but for damaged ones. rows: of each chunk.
+    def spans(self, rows: Mapping[int, RowRanges | None], wanted: Callable[[Path], bool]) -> list[Span]:
+        """Return what read_chunk() reads for these chunks, but for damaged ones. rows: the needed rows, by chunk.
 
-        Raises OSError, CorruptTrace.
+        Takes one round trip without an index of columns. Raises OSError, CorruptTrace.
         """
-        numbers = list(numbers)
         if self.columns is None and self._storage.ahead:
-            entries = [self.chunks[["offset", "length"]][number].tolist() for number in numbers]
+            entries = [self.chunks[["offset", "length"]][number].tolist() for number in rows]
             unread = [(at, length) for at, length in entries if at not in self._known]
             self._storage.expect(Span(self.name, at, n if n <= _SMALL else wire.HEADER_SIZE) for at, n in unread)
         spans: list[Span] = []
         # Errors are raised again where the chunk is read.
         with contextlib.suppress(FileNotFoundError), self.open() as file:
-            for number, some in zip(numbers, rows):
+            for number, some in rows.items():
                 with contextlib.suppress(CorruptTrace):
                     spans += self._spans(self._columns_at(file, number), wanted, some)
         return spans
-
-    def expect(self, numbers: Iterable[int], wanted: Callable[[Path], bool]) -> None:
-        """Prefetch what read_chunk() reads for these chunks, in one round trip; without an index of columns, in two.
-
-        Raises OSError, CorruptTrace.
-        """
-        self._storage.expect(self.spans(wanted, numbers, repeat(None)))
 
     def heal(self) -> bool:
         """Restore damaged bytes from the parity, on the first call; return True if any were restored.

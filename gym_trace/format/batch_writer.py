@@ -105,13 +105,12 @@ class BatchWriter:
         self.name = name  # name of the sealed batch; the open file has the suffix .part
         self._storage = storage
         self._sequence = 0
-        self._fragments = [_shuffled(np.empty(0, wire.FRAGMENT))]  # of each chunk
+        self._fragments: list[Array] = []  # the tables of fragments of all chunks, shuffled
         self._chunks: list[tuple[int, int, int, int]] = []
         self._totals: dict[Path, list[int]] = {}
         self._columns = ColumnTable()
-        self._slab: tuple[int, bool, int] | None = (
-            None  # slab of the last chunk, True if more follows, and number of its latest chunks
-        )
+        # The slab of the last chunk, True if more of it follows, and the number of its latest chunks.
+        self._slab: tuple[int, bool, int] | None = None
         self._pending: Sequence[Any] = ()  # pending actions of the last chunk
         self.size = 0
         self.crc = 0
@@ -207,13 +206,11 @@ class BatchWriter:
 
     def seal(self, threads: EncodingThreads) -> None:
         """Write index and footer, sync the file, and rename it to its final name."""
-        tables = {
-            ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
-            **self._columns.tables(),
-        }
+        tables = {("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY), **self._columns.tables()}
         columns = [ColumnEncoder(path, threads.workspace).encode(table) for path, table in tables.items()]
         fragments = ColumnEncoder(("fragments",), threads.workspace)
-        columns.insert(0, fragments.encode_shuffled(np.concatenate(self._fragments, axis=1), wire.FRAGMENT))
+        joined = np.concatenate([_shuffled(np.empty(0, wire.FRAGMENT)), *self._fragments], axis=1)
+        columns.insert(0, fragments.encode_shuffled(joined, wire.FRAGMENT))
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
         metadata = _metadata(
             [column for column, _ in columns], self._slab, self._pending, totals=totals, **self._columns.metadata()

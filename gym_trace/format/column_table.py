@@ -73,12 +73,12 @@ class StoredColumns:
             and table["form"].max() < len(forms)
         ):
             raise CorruptTrace("malformed columns in the index")
+        sizes = [form[3] if len(form) > 3 else _LARGEST for form in forms] if len(table) else []
+        counts = -(-table["rows"].astype(np.int64) // np.array(sizes, np.int64)[table["form"]])
+        counts[table["encoding"] & BLOCKS == 0] = 0
         self._table, self._forms, self._chunks, self._blocks = table, forms, chunks, blocks
-        rows = [form[3] if len(form) > 3 else _LARGEST for form in forms] if len(table) else []
-        together = np.array(rows, np.int64)[table["form"]]
-        counts = np.where(table["encoding"] & BLOCKS, -(-table["rows"].astype(np.int64) // together), 0)
-        self._block_ends = np.cumsum(counts)
-        if int(counts.sum()) != len(blocks):
+        self._bounds = np.concatenate([[0], np.cumsum(counts)])  # of the blocks of each column
+        if self._bounds[-1] != len(blocks):
             raise CorruptTrace("malformed blocks in the index")
 
     def columns_in(self, chunk: int) -> list[tuple[ColumnDescriptor, int]]:
@@ -95,11 +95,10 @@ class StoredColumns:
         described = []
         for number, (_, _, form, encoding, count, *sizes) in enumerate(rows, begin):
             path, dtype, shape, *together = self._forms[form]
-            blocks = []
+            described.append([path, dtype, shape, count, encoding, *sizes])
             if encoding & BLOCKS:
-                first = int(self._block_ends[number - 1]) if number else 0
-                blocks = [[*together, self._blocks[first : int(self._block_ends[number])].tobytes()]]
-            described.append([path, dtype, shape, count, encoding, *sizes, *blocks])
+                blocks = self._blocks[slice(*self._bounds[number : number + 2].tolist())]
+                described[-1].append([*together, blocks.tobytes()])
         found = list(columns_of(header, {"columns": described}))
         if [at for _, at in found] != [row[0] for row in rows]:
             raise CorruptTrace("malformed columns in the index")

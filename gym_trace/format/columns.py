@@ -798,9 +798,8 @@ class _ColumnStream:
             self._add(first)
         slots = frames.slots[skip:]
         whole = sum(isinstance(slot, bytes) for slot in slots)
-        step = (
-            self._step if whole > self._step else len(slots)
-        )  # whole rows with their positions take up to 8 times their size
+        # Whole rows with their positions take up to 8 times their size.
+        step = self._step if whole > self._step else len(slots)
         for i in range(0, len(slots), step or 1):
             self._add(transforms.packed_changes(slots[i : i + step], frames.row_size))
         self.rows += len(frames)
@@ -810,10 +809,8 @@ class _ColumnStream:
         self.raw += len(raw)
         if self._object is not None:
             self._pieces.append(self._object.compress(raw))
-        else:
-            self._pieces.append(
-                raw if self._encoding is PLAIN else bytes(raw)
-            )  # results may lie in reused scratch memory
+        else:  # an encoded piece may lie in scratch memory, which is used again
+            self._pieces.append(raw if self._encoding is PLAIN else bytes(raw))
 
     @property
     def changes_little(self) -> bool:

@@ -15,8 +15,8 @@ from gym_trace.storage.protocol import ReadStorage, Span
 
 NAME = "manifests.index"
 LEAST_WRITERS = 16  # the manifests of fewer writers are read in parallel
-MOST_BYTES = 64 << 20  # of the decompressed file
-_OVERHEAD = 64  # at most, of MessagePack for one manifest
+MOST_BYTES = 64 << 20  # size limit of the decompressed file
+_OVERHEAD = 64  # upper bound for the bytes that MessagePack adds to one manifest
 
 
 class ListedManifest(NamedTuple):

@@ -20,9 +20,7 @@ from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Span, Stor
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
 DROPPED = "dropped"  # type of the line written before a batch is removed or loses episodes
-_MOST_BITS = (
-    4096  # bits of an integer written as a number; larger ones are text, because Python parses at most 4300 digits
-)
+_MOST_BITS = 4096  # larger integers are written as text, because Python parses at most 4300 digits
 _MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
 READ_AHEAD = 16 << 20  # bytes that are fetched together at a URL
 MAX_LINES = 1 << 20  # reading stops after this many lines

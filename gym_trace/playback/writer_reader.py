@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from copy import copy
 from functools import partial
 from itertools import accumulate, groupby
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -510,23 +509,20 @@ class WriterReader:
         mine = slice(*self.chunk_bounds[number : number + 2].tolist())
         return self.fragments.steps[mine], self.fragments.flags[mine]
 
-    def spans(self, rows: Mapping[int, RowRanges], roots: frozenset[str | Path]) -> list[Span]:
+    def spans(self, rows: Mapping[int, RowRanges | None], roots: frozenset[str | Path]) -> list[Span]:
         """Return what chunk() reads for some rows of chunks, by their numbers. Raises OSError, CorruptTrace."""
         found: list[Span] = []
         for batch, group in groupby(rows.items(), lambda item: self.chunk_positions[item[0]][0]):
             if batch is not self.tail.batch:
-                some = list(group)
-                positions = (self.chunk_positions[number][1] for number, _ in some)
-                found += batch.spans(partial(_is_in, roots), positions, (ranges for _, ranges in some))
+                found += batch.spans(
+                    {self.chunk_positions[number][1]: some for number, some in group}, partial(_is_in, roots)
+                )
         return found
 
     def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
         """Fetch several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
-        if not self.files.storage.ahead:
-            return
-        for batch, positions in groupby((self.chunk_positions[number] for number in numbers), itemgetter(0)):
-            if batch is not self.tail.batch:
-                batch.expect([i for _, i in positions], partial(_is_in, roots))
+        if self.files.storage.ahead:
+            self.files.storage.expect(self.spans(dict.fromkeys(numbers), roots))
 
     def ahead(
         self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Sequence[int]]

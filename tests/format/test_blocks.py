@@ -96,7 +96,7 @@ def test_rows_are_read_with_their_blocks_alone(
     for begin, end in ranges:
         assert np.array_equal(rows[begin:end], observations[begin:end])
     blocks = {at // column.blocks.rows for begin, end in ranges for at in range(begin, end)}
-    spans = batch.spans({("observations",)}.__contains__, [1], [RowRanges(ranges, ())])
+    spans = batch.spans({1: RowRanges(ranges, ())}, {("observations",)}.__contains__)
     if len(blocks) > 3:  # most of the column: it is read as a whole
         assert [span.length for span in spans] == [column.stored]
     else:
@@ -107,7 +107,7 @@ def test_rows_are_read_with_their_blocks_alone(
 def test_damage_of_a_block_concerns_its_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     observations = noise(tmp_path, steps=10_000)
     monkeypatch.setattr(BatchReader, "heal", lambda self: False)
-    (span,) = batch_in(tmp_path).spans({("observations",)}.__contains__, [0], [RowRanges([(900, 901)], ())])
+    (span,) = batch_in(tmp_path).spans({0: RowRanges([(900, 901)], ())}, {("observations",)}.__contains__)
     path = tmp_path / "w.000000.gtb"
     data = bytearray(path.read_bytes())
     data[span.offset + span.length // 2] ^= 1

@@ -110,6 +110,15 @@ def test_opening_a_url_takes_a_listing_and_the_manifest(tmp_path: Path, count: i
     assert requests() == {"list": 1, "jsonl": 1}
 
 
+def test_chunks_of_several_batches_are_expected_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (reader,) = index_of(open_trace(uploaded(batches(tmp_path, 5)))).readers
+    expected: list[list[Span]] = []
+    monkeypatch.setattr(RemoteStorage, "expect", lambda self, spans: expected.append(list(spans)))
+    reader.expect(range(5), frozenset(("rewards",)))
+    ((*spans,),) = expected
+    assert [span.name for span in spans] == list(reader.files.batches.values())
+
+
 def test_opening_a_url_of_several_writers_takes_a_request_for_each(tmp_path: Path) -> None:
     for number in range(4):
         batches(tmp_path, 3, uid=f"w{number}", on_exist="append")
