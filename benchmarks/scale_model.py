@@ -4,7 +4,7 @@
     python benchmarks/scale_model.py --measure 1e6 1e7
 
 The first form prints the prediction for steps like those of CartPole. The second one records traces of 1,024 lanes,
-measures each operation in a new process, and prints it beside its prediction.
+measures each operation in a new process, and prints it beside its prediction. Both print Markdown.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ LEAST_WRITERS, MOST_MANIFESTS_BYTES = 16, 64 << 20  # push writes manifests.inde
 OBJECTS_PER_PAGE, LISTING_BYTES_PER_OBJECT = 1000, 300
 REQUEST_BYTES, REQUESTS_AT_ONCE = 4 << 20, 16
 WINDOW_CACHE_BYTES = 1 << 30
+WINDOWS = "20 batches of windows"
 
 
 class Costs(NamedTuple):
@@ -135,13 +136,13 @@ def predictions(trace: Trace) -> dict[str, Prediction]:
     whole = trace.batches + trace.bytes / REQUEST_BYTES
     stored = trace.batches + trace.writers
     held = min(trace.steps, WINDOW_CACHE_BYTES / WINDOW_STEP_BYTES)  # steps
-    cpu["windows"] = cpu["open"] + WINDOW_STEP_CPU * held / 1e6
+    cpu[WINDOWS] = cpu["open"] + WINDOW_STEP_CPU * held / 1e6
     windows = requests + held * BYTES_PER_STEP / REQUEST_BYTES, pages, size + held * BYTES_PER_STEP
     needs = {
         "open": (requests, pages, size, memory["open"]),
         "refresh, nothing new": (pages, pages, listing, memory["open"]),
         "scan": (requests + whole, pages, trace.bytes, memory["scan"]),
-        "windows": (*windows, memory["open"] + held * WINDOW_STEP_BYTES),
+        WINDOWS: (*windows, memory["open"] + held * WINDOW_STEP_BYTES),
         "check": (pages + whole, pages, trace.bytes, checked),
         "push": (stored + 2 * pages + 1, 2 * pages, trace.bytes, listing),
         "push, nothing new": (pages, pages, listing, listing),
@@ -150,23 +151,27 @@ def predictions(trace: Trace) -> dict[str, Prediction]:
     return {name: Prediction(*counts, cpu[name], held) for name, (*counts, held) in needs.items()}
 
 
-def table(trace: Trace, latency: float, bandwidth: float) -> str:
-    """Return the predictions as text. latency: seconds of a request; bandwidth: bytes per second."""
+def table(title: str, trace: Trace, latency: float, bandwidth: float) -> str:
+    """Return the predictions as a table. latency: seconds of a request; bandwidth: bytes per second."""
     lines = [
-        f"{trace.steps:.0e} steps, {trace.episodes:.1e} episodes, {trace.writers:,} writers, "
-        f"{trace.batches:,} batches, {_bytes(trace.bytes)}",
-        f"{'':22}{'requests':>10}{'bytes':>12}{'CPU, s':>10}{'memory, MB':>12}{'wall, s':>10}",
+        f"| {title}: {trace.episodes:,.0f} episodes, {trace.batches:,} batches, {_bytes(trace.bytes)} "
+        "| requests | bytes | CPU, s | memory, MB | wall, s |",
+        "|---" * 6 + "|",
     ]
     for name, one in predictions(trace).items():
         waits = latency * (one.pages + (one.requests - one.pages) / REQUESTS_AT_ONCE)
         wall = max(one.cpu, waits + one.bytes / bandwidth) if one.requests else one.cpu
-        counts = f"{one.requests:10,.0f}{_bytes(one.bytes):>12}{one.cpu:10,.1f}{one.memory / 1e6:12,.0f}"
-        lines.append(f"{name:22}{counts}{wall:10,.1f}")
+        counts = f"{one.requests:,.0f} | {_bytes(one.bytes)} | {_seconds(one.cpu)} | {one.memory / 1e6:,.0f}"
+        lines.append(f"| {name} | {counts} | {_seconds(wall)} |")
     return "\n".join(lines)
 
 
 def _bytes(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e9:,.0f} GB" if count >= 1e10 else f"{count / 1e6:,.0f} MB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.{0 if seconds >= 10 else 1}f}"
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -186,16 +191,16 @@ def run():
         return gym_trace.edit.compact(path, out)
     trace = gym_trace.open_trace(path)
     if name == "scan":
-        for _ in trace.scan():
-            pass
-    if name == "windows":
+        for episode in trace.scan():
+            episode.observations, episode.actions, episode.rewards
+    if name == "20 batches of windows":
         batches = iter(trace.windows(8, 256, cache=None))
         for _ in range(20):
             next(batches)
     return trace
 
 warm = gym_trace.open_trace(path + "-warm")  # the imports of the first access are not measured
-len(warm), next(iter(warm.scan()))
+len(warm), next(iter(warm.scan())).observations
 before, begin = peak(), time.process_time()
 found = run()
 print(json.dumps({"cpu": time.process_time() - begin, "memory": peak() - before}))
@@ -229,7 +234,7 @@ def compare(sizes: list[float]) -> None:
     """Record traces of these numbers of steps, and print what operations take beside the predictions."""
     import gym_trace
 
-    print(f"{'':36}{'CPU, s':>10}{'predicted':>11}{'memory, MB':>12}{'predicted':>11}")
+    print("| | steps | steps per episode | CPU, s | predicted | memory, MB | predicted |\n" + "|---" * 7 + "|")
     with tempfile.TemporaryDirectory(prefix="gym-trace-scale-") as name:
         for size in sizes:
             for balances in (False, True):
@@ -240,13 +245,11 @@ def compare(sizes: list[float]) -> None:
                 batches = len(list(directory.glob("*.gtb")))
                 steps = int(trace.episodes["steps"].sum())
                 one = Trace(steps, 1, steps / len(trace), batches * BATCH_SECONDS / 3600)
-                for operation in ("open", "scan", "windows", "check", "compact"):
+                for operation in ("open", "scan", WINDOWS, "check", "compact"):
                     found, expected = measured(operation, directory), predictions(one)[operation]
-                    title = f"{operation}, {steps:.0e} steps, {one.episode:.0f} per episode"
-                    print(
-                        f"{title:36}{found['cpu']:10.2f}{expected.cpu:11.2f}"
-                        f"{found['memory'] / 1e6:12.0f}{expected.memory / 1e6:11.0f}"
-                    )
+                    cpu = f"{found['cpu']:.2f} | {expected.cpu:.2f}"
+                    memory = f"{found['memory'] / 1e6:.0f} | {expected.memory / 1e6:.0f}"
+                    print(f"| {operation} | {steps:,} | {one.episode:.0f} | {cpu} | {memory} |", flush=True)
 
 
 def main() -> None:
@@ -269,7 +272,7 @@ def main() -> None:
     if given.parts > 1:
         shapes |= {f"one of {given.parts} parts": part, f"one of {given.parts} parts, compacted": part.compacted()}
     for title, one in shapes.items():
-        print(f"{title}: {table(one, given.latency / 1e3, given.bandwidth * 125e6)}\n")
+        print(f"{table(title, one, given.latency / 1e3, given.bandwidth * 125e6)}\n")
 
 
 if __name__ == "__main__":
