@@ -14,7 +14,7 @@ from gym_trace.data.values import dtype_from
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.column_table import ColumnForm
 from gym_trace.format.columns import MSGPACK
-from gym_trace.playback.episode_index import RecordedEpisodes, index_of
+from gym_trace.playback.episode_index import RecordedEpisodes, index_of, readers_with_episodes
 from gym_trace.playback.writer_reader import WriterReader
 
 _HEADERS: frozenset[str | Path] = frozenset(("",))  # no column has this name, so only headers of chunks are fetched
@@ -59,7 +59,7 @@ def row_types(trace: RecordedEpisodes, skip: bool = False) -> dict[Path, RowType
     for path in found:
         if path[0] == "annotations" and counts[path] < chunks:  # some rows have no value
             found[path] = None
-    for reader in index_of(trace).readers:
+    for reader in readers_with_episodes(trace) or index_of(trace).readers:
         for leaf in (*reader.layouts.observations.leaves(), *reader.layouts.actions.leaves()):
             found.setdefault(leaf.path, None if leaf.dtype is None else RowType(leaf.dtype, leaf.shape))
     found.setdefault(("rewards",), RowType(np.dtype(np.float64), ()))

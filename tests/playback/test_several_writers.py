@@ -5,10 +5,11 @@ from pathlib import Path
 import gymnasium
 import pytest
 from runs import record_lengths
-from scripted_env import CountingEnv, ImageEnv
+from scripted_env import CountingEnv, ImageEnv, Result, ToyEnv
 
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.playback.row_types import row_types
 from gym_trace.tools.statistics.describe import describe
 
 
@@ -25,6 +26,17 @@ def test_a_view_of_one_episode_has_what_its_writer_recorded(tmp_path: Path) -> N
     assert trace[[0]].observation_space == CountingEnv().observation_space
     assert trace[[1]].observation_space == ImageEnv().observation_space
     assert trace[[1]].env_spec["class"].endswith("ImageEnv")
+
+
+def test_a_writer_without_episodes_adds_no_columns(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [], env=ImageEnv(10**6), uid="empty")
+    by_trace = row_types(open_trace(tmp_path))
+    assert ("observations",) in by_trace  # without any episodes, all spaces count
+    hollow = ToyEnv(gymnasium.spaces.Tuple([]), gymnasium.spaces.Discrete(2), lambda action: Result((), 0.0))
+    with TraceRecordingWrapper(hollow, tmp_path, on_exist="append") as env:
+        env.reset()
+        env.step(0)
+    assert ("observations",) not in row_types(open_trace(tmp_path))
 
 
 def test_a_trace_says_what_all_writers_with_episodes_agree_on_and_no_more(tmp_path: Path) -> None:

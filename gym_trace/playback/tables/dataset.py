@@ -233,13 +233,14 @@ class _Reader:
         made = tables.steps if self._is_steps else tables.episodes
         self._columns = {column.field.name: column for column in made}
         if name is not None:
-            self._columns = {TRACE: self._constant(pa.field(TRACE, pa.string(), nullable=False), name)} | self._columns
+            field = pa.field(TRACE, pa.string(), nullable=False)
+            self._columns = {TRACE: self._constant(field, partial(pa.repeat, name))} | self._columns
 
-    def _constant(self, field: pa.Field, value: Any) -> TableColumn:
-        scalar = pa.scalar(value, field.type)
+    def _constant(self, field: pa.Field, repeated: Callable[[int], pa.Array]) -> TableColumn:
+        """Return a column with one value. repeated: returns this number of rows."""
         if self._is_steps:
-            return TableColumn(field, (), lambda runs: pa.repeat(scalar, runs.size))
-        return TableColumn(field, (), lambda indices, _: pa.repeat(scalar, len(indices)))
+            return TableColumn(field, (), lambda runs: repeated(runs.size))
+        return TableColumn(field, (), lambda indices, _: repeated(len(indices)))
 
     @property
     def schema(self) -> pa.Schema:
@@ -249,7 +250,9 @@ class _Reader:
         """Use the columns of this schema; columns that this trace lacks are null."""
         own = self._columns
         self._columns = {
-            field.name: own[field.name]._replace(field=field) if field.name in own else self._constant(field, None)
+            field.name: own[field.name]._replace(field=field)
+            if field.name in own
+            else self._constant(field, partial(pa.nulls, type=field.type))
             for field in schema
         }
 

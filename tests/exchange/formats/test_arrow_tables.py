@@ -373,16 +373,29 @@ def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     assert "is a directory; pass DIR, then QUERY" in run("sql", "SELECT 1", recorded).stderr
 
 
+class Nested(ToyEnv):
+    observation_space: Any = gymnasium.spaces.Dict(
+        image=gymnasium.spaces.Box(0, 255, (2, 3), np.uint8), direction=gymnasium.spaces.Discrete(4)
+    )
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def result(self, action: Any) -> Result:
+        return Result(self.observation_space.sample(), 0.0, self.t == 9)
+
+
+def test_a_dict_with_pictures_is_null_in_a_trace_without_observations(tmp_path: Path) -> None:
+    class Blind(Nested):
+        observation_space = gymnasium.spaces.Box(0, 1, (0,))
+
+    for env, name in ((Nested(), "a"), (Blind(), "b")):
+        with TraceRecordingWrapper(env, tmp_path / name) as recorded:
+            record_episodes(recorded, episodes=1, seed=0)
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    rows = open_trace(tmp_path / "both").to_arrow(["observation"]).read_all()["observation"].to_pylist()
+    assert [row is None for row in rows] == [False] * 9 + [True] * 9
+
+
 def test_a_condition_is_evaluated_where_a_dict_has_pictures(tmp_path: Path) -> None:
-    class Nested(ToyEnv):
-        observation_space = gymnasium.spaces.Dict(
-            image=gymnasium.spaces.Box(0, 255, (2, 3), np.uint8), direction=gymnasium.spaces.Discrete(4)
-        )
-        action_space = gymnasium.spaces.Discrete(4)
-
-        def result(self, action: Any) -> Result:
-            return Result(self.observation_space.sample(), 0.0, self.t == 9)
-
     with TraceRecordingWrapper(Nested(), tmp_path) as env:
         record_episodes(env, episodes=5, seed=0)
     trace = open_trace(tmp_path)
