@@ -21,7 +21,7 @@ from gym_trace.playback.episode_index import RecordedEpisodes, index_of
 from gym_trace.playback.sampling.items import Batch, Items
 from gym_trace.playback.sampling.on_demand import OnDemand
 from gym_trace.playback.sampling.permutation import SumTree
-from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned
+from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, planned, without_columns
 from gym_trace.playback.scan import OnDamage
 from gym_trace.printable import printable
 
@@ -126,13 +126,13 @@ class Batches:
         self._read_at = -np.inf
         self._plan = plan
         if plan is not None:
-            self._set_weights(self._without_rows(plan))
+            self._set_weights(self._made(without_columns(plan, plan.episodes())))
 
     def refresh(self) -> None:
         """Take in newly recorded data. Raises CorruptTrace, InvalidOption."""
         self._read_at = time.monotonic()
         self.trace.refresh()
-        self._items = self._plan = None
+        self._items = self._plan = self._on_demand = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_items": None, "_plan": None, "_on_demand": None}
@@ -149,7 +149,7 @@ class Batches:
     @property
     def _decoded_items(self) -> Items:
         if self._items is None:
-            trace, roots = self.trace, self._order.roots
+            trace, roots, self._on_demand = self.trace, self._order.roots, None
             try:
                 rows = self._store(self._plan or planned(trace, roots, self._on_damage))
             except CorruptTrace:
@@ -160,16 +160,15 @@ class Batches:
             self._set_weights(self._items)
         return self._items
 
-    def _without_rows(self, plan: DecodePlan) -> Items:
-        return self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1]))
-
     def _first_batches(self) -> OnDemand | None:
         """Return what makes the first batches; None once all rows are decoded, or should be."""
         if self._items is not None or self._item_margins is None:
             return None
         if self._on_demand is None:
             plan = self._plan = self._plan or planned(self.trace, self._order.roots, None)
-            self._on_demand = OnDemand(plan, self._made, self._item_margins, self._without_rows(plan))
+            items = self._made(without_columns(plan, plan.episodes()))
+            self._set_weights(items)
+            self._on_demand = OnDemand(plan, self._made, self._item_margins, items)
         return self._on_demand
 
     def _made(self, rows: DecodedRows) -> Items:
@@ -260,7 +259,7 @@ class Batches:
         items, positions, more = first.items.chosen(begin, end, self._order.replacement, epoch, self._tree)
         batch = first.batch(items, positions)
         if batch is None:
-            self._item_margins = self._on_demand = None
+            self._item_margins = None
             return None
         return batch | more
 

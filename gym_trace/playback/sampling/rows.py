@@ -283,6 +283,12 @@ def chosen_row_types(found: dict[Path, RowType | None], roots: frozenset[str]) -
     return chosen | {path: RowType(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
 
 
+def without_columns(plan: DecodePlan, pieces: EpisodeSlices) -> DecodedRows:
+    """Return rows without columns: enough to count items, and to find their steps."""
+    none = np.zeros_like(pieces.episode)
+    return plan.rows({}, pieces, none, none)
+
+
 def _without_end(readers: list[WriterReader], writer: Array, steps: Array, known: Array, rows: Array) -> Array:
     """Return the indices of the episodes without their last step: it led to an unknown observation and did not
     terminate them."""

@@ -26,7 +26,7 @@ from gym_trace.playback.sampling.batches import Batches, Make, Order
 from gym_trace.playback.sampling.items import Batch, Items, joined
 from gym_trace.playback.sampling.on_demand import OnDemand
 from gym_trace.playback.sampling.permutation import permuted
-from gym_trace.playback.sampling.rows import DecodedRows, DecodePlan, EpisodeSlices, in_memory
+from gym_trace.playback.sampling.rows import DecodePlan, EpisodeSlices, in_memory, without_columns
 from gym_trace.playback.sampling.store import decoded
 from gym_trace.playback.scan import OnDamage
 
@@ -101,9 +101,8 @@ class Stream(Batches):
         self._ordered: tuple[tuple[int, int, int], _Epoch] | None = None
         self._held: dict[tuple[int, int], Future[Items]] = {}
         self._first: tuple[tuple[int, int], OnDemand] | None = None  # epoch and number of the first group
-        self._decodes = margins is None or on_damage is not None  # False while batches read only the rows they need
         self._thread: ThreadPoolExecutor | None = None
-        super().__init__(trace, order, make, decoded, None, on_damage)
+        super().__init__(trace, order, make, decoded, None, on_damage, margins)
         self._plan = plan
         if not self._blocks().counts.any():
             raise self._nothing()
@@ -135,7 +134,7 @@ class Stream(Batches):
             for number, block in enumerate(blocks):
                 pieces = block()
                 largest = max(largest, plan.size_of(int(pieces.lengths.sum()), len(pieces.episode)))
-                counts[number] = self._make(_without_columns(plan, pieces), self._order.seed).items
+                counts[number] = self._make(without_columns(plan, pieces), self._order.seed).items
             held = max(1, min(share // largest, -(-len(blocks) // self._world_size)))
             strands = next(strands for strands in _STRANDS if held >= strands * _MIN_GROUP or strands == 1)
             # While a block is decoded, its chunks take about as much again.
@@ -197,22 +196,22 @@ class Stream(Batches):
 
     def _of_first_group(self, epoch: int, which: int, low: int, high: int) -> Batch | None:
         """Return a batch with the rows of its items alone; None if the group should be decoded."""
-        if self._decodes or self._margins is None:
+        if self._item_margins is None:
             return None
         if self._first is None:
             plan, blocks = (cut := self._blocks()).plan, self._epoch_of(epoch).groups[which]
             pieces = (cut.blocks[number]() for number in blocks.tolist())
             slices = EpisodeSlices(*(np.concatenate(column) for column in zip(*pieces)))
-            items = self._make(_without_columns(plan, slices), self._order.seed)
+            items = self._make(without_columns(plan, slices), self._order.seed)
             share = min(1.0, cut.strands * int(slices.lengths.sum()) / plan.total)
-            self._first = (epoch, which), OnDemand(plan, self._made, self._margins, items, slices, share)
+            self._first = (epoch, which), OnDemand(plan, self._made, self._item_margins, items, slices, share)
         key, first = self._first
         batch = None
         if key == (epoch, which):
             items_of, positions, _ = first.items.chosen(low, high, False, epoch, None)
             batch = first.batch(items_of, positions)
         if batch is None:
-            self._first, self._decodes = None, True
+            self._first = self._item_margins = None
         return batch
 
     def take(self, items: Array) -> Batch:
@@ -249,9 +248,3 @@ class Stream(Batches):
     def _decoded(self, cut: _Blocks, group: Array) -> Items:
         rows = cut.plan.decode([cut.blocks[number]() for number in group.tolist()], in_memory)
         return self._make(rows, self._order.seed)
-
-
-def _without_columns(plan: DecodePlan, pieces: EpisodeSlices) -> DecodedRows:
-    """Return rows without columns: enough to count items."""
-    none = np.zeros_like(pieces.episode)
-    return plan.rows({}, pieces, none, none)

@@ -101,6 +101,24 @@ def test_pickled_batches_go_on_with_the_rows_that_they_need(directory: Path) -> 
     assert len(copy) == len(whole(open_trace(directory).windows(5, 3, replacement=False)))
 
 
+def test_a_refresh_of_the_first_batches_takes_in_new_episodes(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    with TraceWriter(tmp_path / "t") as writer:
+        for number in range(2 * EPISODES):
+            writer.begin(random.normal(size=12))
+            for _ in range(9):
+                writer.step(0, random.normal(size=12), 0.0)
+            if number == EPISODES:
+                writer.flush()
+                batches = open_trace(tmp_path / "t").transitions(3)
+                next(batches)
+                assert batches._on_demand is not None
+        writer.flush()
+        batches.refresh()
+        assert batches.items == 9 * 2 * EPISODES
+        assert max(next(batches)["episode"].max() for _ in range(9)) > EPISODES
+
+
 def test_batches_before_the_start_of_an_episode_decode_all_rows(directory: Path) -> None:
     trace = open_trace(directory)
     few, all_rows = (trace.windows(8, 64, span=True) for _ in range(2))
@@ -112,9 +130,9 @@ def test_the_first_batches_of_a_stream_are_those_of_a_decoded_group(directory: P
     trace = open_trace(directory)
     args = (5, 3) if kind == "windows" else (3,)
     few, decoded = (getattr(trace, kind)(*args, cache=None, seed=1) for _ in range(2))
-    decoded._decodes = True
+    whole(decoded)
     on_demand = 0
     for _ in range(9):
         assert same(next(few), next(decoded))
-        on_demand += not few._decodes
+        on_demand += few._item_margins is not None
     assert 0 < on_demand < 9
