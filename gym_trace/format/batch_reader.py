@@ -368,7 +368,7 @@ class BatchReader:
             before, self.size = self.size, file.size
             self._budget.grant(max(0, self.size - before))
             self._walk(file)
-        with contextlib.suppress(FileNotFoundError):  # about to be renamed, which keeps the version
+        with contextlib.suppress(FileNotFoundError):  # the file is being renamed, which keeps the version
             self._version = self._storage.version(self.name)
 
     def is_replaced(self, name: str) -> bool:
@@ -407,7 +407,7 @@ class BatchReader:
             self.heal()
             if self._restored is before:
                 raise
-            return self._read_chunk(number, wanted, rows)  # healed, perhaps by another thread
+            return self._read_chunk(number, wanted, rows)  # the file is healed, perhaps by another thread
 
     def _confirm(self) -> None:
         """Raise TraceError if the manifest lists the index of another file than this one."""

@@ -77,7 +77,7 @@ class StoredColumns:
         counts = -(-table["rows"].astype(np.int64) // np.array(sizes, np.int64)[table["form"]])
         counts[table["encoding"] & BLOCKS == 0] = 0
         self._table, self._forms, self._chunks, self._blocks = table, forms, chunks, blocks
-        self._bounds = np.concatenate([[0], np.cumsum(counts)])  # of the blocks of each column
+        self._bounds = np.concatenate([[0], np.cumsum(counts)])  # column i has the blocks from bound i to bound i + 1
         if self._bounds[-1] != len(blocks):
             raise CorruptTrace("malformed blocks in the index")
 
@@ -113,7 +113,7 @@ class StoredColumns:
         forms, first, counts = np.unique(mine, return_index=True, return_counts=True)
         order = np.argsort(first)
         for form, count in zip(forms[order].tolist(), counts[order].tolist()):
-            # As a column without rows, which is checked like all others.
+            # A column without rows has this form, and is checked like all others.
             yield parse_column([*self._forms[form][:3], 0, 0, 0, 0, 0])[:3], count
 
 

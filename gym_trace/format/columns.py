@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ _BLOCK_BYTES = 32 << 10  # bytes of rows that are encoded by themselves in a col
 _BLOCKS_AT_ONCE = 256 << 10  # bytes of blocks that are decompressed together
 _LEAST_IN_BLOCKS = 40 << 10  # bytes of a column in blocks
 _BLOCKS_SIZE = 1.02  # size ratio up to which a column is stored in blocks
-_LEAST_BLOCKS_SIZE = 0.5  # compression ratio below which it is not: the stored column is small
+_LEAST_BLOCKS_SIZE = 0.5  # a column with a better compression ratio is small, and is not stored in blocks
 _LEAST_BYTES = 256  # smaller columns stay uncompressed: compressing hands the interpreter lock to the user's loop
 _SAVING = 0.02  # part of the size that each transform must save, because it costs time
 _LEAST_TABLE = 1 << 10  # bytes; a larger table of a dictionary is compressed apart from the codes
@@ -467,7 +468,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self.encoding = PLAIN
-        self.fallback = PLAIN  # for chunks that the encoding declines
+        self.fallback = PLAIN  # encoding of chunks that `encoding` declines
         self.compressible = True
         self.compressor = 0  # index into Workspace.for_small_rows
         self.in_blocks = False
@@ -564,20 +565,22 @@ class ColumnEncoder:
         self, rows: Array, flat: Array, encoding: Encoding, quick: bool, workspace: Workspace
     ) -> EncodedColumn:
         """Encode small rows in blocks."""
-        stored = crc = 0
-        pieces, table = list[bytes](), list[bytes]()
-        for piece in _compressed_blocks(flat, encoding, rows.dtype.itemsize, workspace, quick):
-            crc, stored = kernels.crc32(piece, crc), stored + len(piece)
-            pieces.append(piece)
-            table.append(wire.pack_block(stored, crc))
-        if stored >= flat.size:
+        pieces = list(_compressed_blocks(flat, encoding, rows.dtype.itemsize, workspace, quick))
+        ends = list(accumulate(map(len, pieces)))
+        if ends[-1] >= flat.size:
             return self._encode(rows, flat, encoding, encoding, 0, workspace)
-        blocks = Blocks(_block_rows(flat.shape[1]), b"".join(table))
-        bits = encoding.bits | ZSTD | BLOCKS
-        column = ColumnDescriptor(
-            self._path, rows.dtype.str, rows.shape[1:], len(rows), bits, stored, flat.size, crc, blocks
+        crcs = list(accumulate(pieces, lambda crc, piece: kernels.crc32(piece, crc), initial=0))[1:]
+        blocks = Blocks(_block_rows(flat.shape[1]), b"".join(map(wire.pack_block, ends, crcs)))
+        described = (
+            rows.dtype.str,
+            rows.shape[1:],
+            len(rows),
+            encoding.bits | ZSTD | BLOCKS,
+            ends[-1],
+            flat.size,
+            crcs[-1],
         )
-        return column, [b"".join(pieces)]
+        return ColumnDescriptor(self._path, *described, blocks), [b"".join(pieces)]
 
     def _encode_values(self, packed: list[bytes], workspace: Workspace) -> EncodedColumn:
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
@@ -624,18 +627,17 @@ class ColumnEncoder:
         return choice.encoding, choice.compressible
 
     def _try(self, choice: _Choice, sample: Array, item_size: int) -> None:
-        """Choose the encoding that makes the sample smallest."""
+        """Choose the encoding that makes the sample smallest, and for small rows the compressor."""
         sizes: dict[Encoding, int] = {}
-        row_size = sample.shape[1]
-        few = sample[: max(_FEW_ROWS, _FEW_BYTES // max(1, row_size))]
+        few = sample[: max(_FEW_ROWS, _FEW_BYTES // max(1, sample.shape[1]))]
         for candidate in ENCODINGS:
-            if not candidate.applies(row_size, item_size):
+            if not candidate.applies(sample.shape[1], item_size):
                 continue
             size = self._size_under(candidate, few if candidate is DICTIONARY else sample, item_size)
             if size is None:
                 continue
             if candidate is DICTIONARY:
-                sample = few  # enough for the other encodings, too
+                sample = few  # it is enough for the other encodings, too
             sizes[candidate] = size
             if candidate is CHANGES and self._changes_little:  # clearly the best
                 break
@@ -643,23 +645,24 @@ class ColumnEncoder:
         choice.compressible = sizes[ranked[0]] < _WORTHWHILE * sample.nbytes
         choice.encoding = ranked[0] if choice.compressible else PLAIN
         choice.fallback = next(c for c in ranked if c is not DICTIONARY) if choice.compressible else PLAIN
-        if _is_large(row_size):
-            return
-        smallest, compressors = sizes[ranked[0]], self._workspace.for_small_rows
+        if not _is_large(sample.shape[1]):
+            self._try_compressors(choice, sample, item_size, sizes[ranked[0]])
+
+    def _try_compressors(self, choice: _Choice, sample: Array, item_size: int, smallest: int) -> None:
+        """Choose the compressor of small rows, and whether they are stored in blocks. smallest: size of the sample."""
+        compressors = self._workspace.for_small_rows
         encoded = _encoded(sample, choice.fallback, item_size)
         assert encoded is not None
         planes = _view(encoded)
-        if choice.encoding is DICTIONARY and len(compressors[-1](planes)) <= sizes[DICTIONARY]:
+        if choice.encoding is DICTIONARY and len(compressors[-1](planes)) <= smallest:
             choice.encoding = choice.fallback
         if choice.encoding is DICTIONARY:
             choice.compressor = 0  # chunks that get the fallback are not like the sample
         elif len(compressors) > 1 and sample.nbytes >= _LEAST_QUICK_SAMPLE:
             # Plane by plane: planes of a whole chunk are larger than a block of zstd, those of a sample are not.
             size = len(planes) // (item_size if choice.fallback.bits & SHUFFLE.bits else 1)
-            bounds = range(0, len(planes), size)
-            usual, quick, rare = (
-                sum([len(compress(planes[i : i + size])) for i in bounds]) for compress in compressors
-            )
+            parts = [planes[begin : begin + size] for begin in range(0, len(planes), size)]
+            usual, quick, rare = (sum(map(len, map(compress, parts))) for compress in compressors)
             if quick <= _QUICK_SIZE * min(usual, rare):
                 choice.compressor = 1
             else:
@@ -667,12 +670,8 @@ class ColumnEncoder:
             smallest = (usual, quick, rare)[choice.compressor]
         choice.in_blocks = sample.nbytes >= _LEAST_IN_BLOCKS and choice.encoding.in_blocks
         if choice.in_blocks:
-            blocks = sum(
-                map(
-                    len, _compressed_blocks(sample, choice.encoding, item_size, self._workspace, choice.compressor == 1)
-                )
-            )
-            choice.in_blocks = _LEAST_BLOCKS_SIZE * sample.nbytes <= blocks <= _BLOCKS_SIZE * smallest
+            blocks = _compressed_blocks(sample, choice.encoding, item_size, self._workspace, choice.compressor == 1)
+            choice.in_blocks = _LEAST_BLOCKS_SIZE * sample.nbytes <= sum(map(len, blocks)) <= _BLOCKS_SIZE * smallest
 
     def _size_under(self, encoding: Encoding, sample: Array, item_size: int) -> int | None:
         """Return the size of the encoded sample; None if the encoding declines it."""

@@ -18,7 +18,7 @@ from gym_trace.storage.remote.cache import init_in_each_process
 from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, persistently
 from gym_trace.storage.remote.stores import store_at
 
-_MOST_REQUESTS = 32  # at the same time
+_MOST_REQUESTS = 32  # requests in flight
 _WINDOW_ROUND_TRIPS, _REQUEST_ROUND_TRIPS, _GAP_ROUND_TRIPS = 4, 1, 0.1  # sizes, as times in which so much arrives
 _WINDOW_BYTES, _REQUEST_BYTES, _GAP_BYTES = (8 << 20, 64 << 20), (4 << 20, 8 << 20), (32 << 10, 256 << 10)  # limits
 _LATENCY, _THROUGHPUT = 0.03, 1e8  # seconds and bytes per second, until they are measured

@@ -22,9 +22,9 @@ from gym_trace.storage.remote.cache import (
 from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted
 from gym_trace.storage.remote.ranges import RangeReader
 
-_MOST_AHEAD = 32 << 20  # bytes
+_MOST_AHEAD = 32 << 20  # bytes fetched ahead
 _READ_AHEAD_THREADS = 8
-_MOST_OVERWRITTEN = 16  # objects, after which no others are fetched
+_MOST_OVERWRITTEN = 16  # overwritten objects, after which no others are fetched
 _IMMUTABLE = ".gtb"  # suffix of files that never change
 _Block = tuple[str, int]  # key of an object, and number of the block in it
 
@@ -161,7 +161,7 @@ class RemoteStorage(ReadStorage):
                     new.append(range(number, number + 1))
             mine = deque[_Run]()
             for joined in new:
-                size = -(-len(joined) // max(1, round(len(joined) / most)))  # of equal parts
+                size = -(-len(joined) // max(1, round(len(joined) / most)))  # parts of equal size, about `most`
                 for part in (joined[at : at + size] for at in range(0, len(joined), size)):
                     offset, end = part.start * BLOCK, min(part.stop * BLOCK, stored.size)
                     mine.append(_Run(Wanted(name, stored, offset, end - offset), key, part, Future()))
