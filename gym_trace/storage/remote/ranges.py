@@ -15,7 +15,7 @@ from threading import Event, Lock
 
 from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import init_in_each_process
-from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, persistently
+from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, persistently
 from gym_trace.storage.remote.stores import store_at
 
 _MOST_REQUESTS = 32  # requests in flight
@@ -163,8 +163,18 @@ class RangeReader:
                 self._arrived, self._slice_begin = 0, now
 
     def _confirm(self, waiting: deque[tuple[Wanted, Future[bytes]]]) -> int:
-        """Confirm the versions of the first ranges, as far as they have arrived; return their number, at least 1."""
+        """Confirm the versions of the first ranges, as far as they have arrived; return their number, at least 1.
+
+        Raises Overwritten for the first one alone, because those before another one are to be yielded.
+        """
         waiting[0][1].result()
         arrived = [request for request, _ in takewhile(lambda one: one[1].done() and not one[1].exception(), waiting)]
-        persistently(lambda: self.store.confirm({it.name: it.stored for it in arrived}), self.shown)
-        return len(arrived)
+        with suppress(Overwritten):
+            self._confirm_all(arrived)
+            return len(arrived)
+        self._confirm_all(arrived[:1])
+        return 1
+
+    def _confirm_all(self, read: list[Wanted]) -> None:
+        path = f"{self.shown}/{read[0].name}"
+        persistently(lambda: self.store.confirm({it.name: it.stored for it in read}), path)
