@@ -148,7 +148,7 @@ def test_no_module_is_called_utils() -> None:
 def modules_after(script: str) -> set[str]:
     shown = f"{script}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, timeout=60)
-    return {name.partition(".")[0] for name in done.stdout.split()}
+    return {part for name in done.stdout.split() for part in (name, name.partition(".")[0])}
 
 
 def test_importing_the_library_loads_nothing_else() -> None:
@@ -160,6 +160,13 @@ def test_reading_loads_no_gymnasium() -> None:
     loaded = modules_after("import gym_trace; gym_trace.open_trace, gym_trace.scan_recorded_traces")
     assert "numpy" in loaded
     assert not loaded & {"gymnasium", "click", "rich", "http", "ssl", "fsspec", "pyarrow"}
+
+
+def test_opening_a_directory_loads_no_modules_of_urls() -> None:
+    directory = Path(__file__).parents[1] / "sample_traces/format-1.3/minigrid"
+    loaded = modules_after(f"import gym_trace; gym_trace.open_trace({str(directory)!r})")
+    assert "gym_trace.storage.protocol" in loaded
+    assert not loaded & {"gym_trace.storage.remote.objects", "asyncio", "concurrent", "logging", "multiprocessing"}
 
 
 def test_classes_of_results_load_no_pyarrow() -> None:

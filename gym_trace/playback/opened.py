@@ -20,8 +20,7 @@ from gym_trace.format.directory import expect_indexes, find_writers
 from gym_trace.playback.assembly import assemble
 from gym_trace.playback.origins import readers_by_origin
 from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
-from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.objects import Overwritten
+from gym_trace.storage.protocol import Overwritten, ReadStorage
 
 _CACHE_BYTES = 64 << 20  # decoded chunks that random access keeps
 _OBJECT_FACTOR = 9  # estimate: additional bytes of decoded objects per byte of MessagePack

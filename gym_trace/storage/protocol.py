@@ -9,6 +9,8 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from gym_trace.errors import RemoteError
+
 Holder = Literal["this process", "another process"]
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # errno values: no free file descriptors, for now
 
@@ -24,6 +26,10 @@ class Span(NamedTuple):
     name: str
     offset: int
     length: int
+
+
+class Overwritten(RemoteError):
+    """A file at a URL no longer has the version that was listed."""
 
 
 class Reader(Protocol):

@@ -25,8 +25,8 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
 from gym_trace.errors import RemoteError, TraceExists
 from gym_trace.format import batch_files
 from gym_trace.recording.publishing.spool import publish, spool_of
-from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted
+from gym_trace.storage.protocol import Overwritten, ReadStorage
+from gym_trace.storage.remote.objects import StoredObject, Wanted
 from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.remote.storage import RemoteStorage
 from gym_trace.storage.remote.stores import FsspecStore, ObstoreStore, store_at

@@ -13,8 +13,9 @@ from runs import recorded
 
 from gym_trace import open_trace, pull, push
 from gym_trace.errors import MissingExtra, RemoteError
+from gym_trace.storage.protocol import Overwritten
 from gym_trace.storage.remote import objects, ranges
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted
+from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted
 from gym_trace.storage.remote.ranges import RangeReader
 
 DATA = bytes(range(256)) * 64

@@ -264,8 +264,7 @@ def split_by_lanes(segments: list[Segment]) -> list[list[Segment]]:
     if most_groups < 2:
         return [segments]
     tables = [np.ascontiguousarray(segment.fragments["lane"]) for segment in segments]
-    is_one_lane = all(bool((table == tables[0][0]).all()) for table in tables)
-    if is_one_lane or not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
+    if not all(bool((table[1:] >= table[:-1]).all()) for table in tables):
         return [segments]
     lanes = _distinct(np.sort(np.concatenate([_distinct(table) for table in tables])))
     bounds = lanes[:: -(-len(lanes) // most_groups)][1:]

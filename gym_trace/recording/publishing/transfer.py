@@ -46,10 +46,10 @@ from gym_trace.recording.publishing.whole_files import (
     upload,
 )
 from gym_trace.storage.local import LocalStorage, refuse_url
-from gym_trace.storage.protocol import ReadStorage
+from gym_trace.storage.protocol import Overwritten, ReadStorage
 from gym_trace.storage.remote.address import is_url, local_path, redacted, refuse_web_server, url_of
 from gym_trace.storage.remote.cache import MemoryBlocks
-from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted, md5_of
+from gym_trace.storage.remote.objects import StoredObject, Wanted, md5_of
 from gym_trace.storage.remote.ranges import RangeReader
 from gym_trace.storage.remote.storage import RemoteStorage
 

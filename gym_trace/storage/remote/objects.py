@@ -9,11 +9,11 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from gym_trace.errors import MissingExtra, RemoteError
+from gym_trace.storage.protocol import Overwritten
 
 _T = TypeVar("_T")
 TRIES = 7
@@ -70,10 +70,6 @@ class Wanted(NamedTuple):
     length: int
 
 
-class Overwritten(RemoteError):
-    """An object no longer has the version that was requested. Stores raise it without a message."""
-
-
 _FINAL = (FileNotFoundError, FileExistsError, RemoteError, MissingExtra)  # errors not worth a retry
 
 
@@ -81,7 +77,7 @@ class ObjectStore(Protocol):
     """The objects at one URL. Usable from any number of threads.
 
     Methods raise FileNotFoundError for a missing object, PermissionError, Overwritten, RemoteError for other permanent
-    errors, and any other exception for errors that a retry may solve.
+    errors, and any other exception for errors that a retry may solve. Overwritten has no message.
     """
 
     def entries(self) -> dict[str, StoredObject]:
@@ -121,7 +117,7 @@ def persistently(call: Callable[[], _T], what: str, wait: Callable[[float], obje
             if not retries_left:
                 raise RemoteError(f"{what}: {reason}, {TRIES} times; try again later") from None
         if wait(seconds * (0.5 + random.random())):
-            raise CancelledError
+            raise RemoteError(f"{what}: no longer needed")
         seconds = min(2 * seconds, _LONGEST_WAIT)
     raise AssertionError("unreachable")
 

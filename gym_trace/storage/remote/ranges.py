@@ -13,9 +13,10 @@ from itertools import groupby, takewhile
 from math import inf
 from threading import Event, Lock
 
+from gym_trace.storage.protocol import Overwritten
 from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import init_in_each_process
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted, persistently
+from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, persistently
 from gym_trace.storage.remote.stores import store_at
 
 _MOST_REQUESTS = 32  # requests in flight
@@ -165,7 +166,7 @@ class RangeReader:
     def _confirm(self, waiting: deque[tuple[Wanted, Future[bytes]]]) -> int:
         """Confirm the versions of the first ranges, as far as they have arrived; return their number, at least 1.
 
-        Raises Overwritten for the first one alone, because those before another one are to be yielded.
+        Raises Overwritten only for the first one: if another one was overwritten, those before it are yielded first.
         """
         waiting[0][1].result()
         arrived = [request for request, _ in takewhile(lambda one: one[1].done() and not one[1].exception(), waiting)]

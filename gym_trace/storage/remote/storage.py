@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from gym_trace.errors import TraceNotFound, warn
-from gym_trace.storage.protocol import Reader, ReadStorage, Span
+from gym_trace.storage.protocol import Overwritten, Reader, ReadStorage, Span
 from gym_trace.storage.remote.cache import (
     BLOCK,
     BlockCache,
@@ -19,7 +19,7 @@ from gym_trace.storage.remote.cache import (
     init_in_each_process,
     object_key,
 )
-from gym_trace.storage.remote.objects import Overwritten, StoredObject, Wanted
+from gym_trace.storage.remote.objects import StoredObject, Wanted
 from gym_trace.storage.remote.ranges import RangeReader
 
 _MOST_AHEAD = 32 << 20  # bytes fetched ahead

@@ -18,8 +18,9 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
 from gym_trace.storage.local import LocalStorage, directories_in, open_regular
+from gym_trace.storage.protocol import Overwritten
 from gym_trace.storage.remote.address import local_path, redacted, refuse_web_server
-from gym_trace.storage.remote.objects import ObjectStore, Overwritten, StoredObject, Wanted
+from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
 
 NAMES = "names.txt"  # file on a web server that lists the files of a trace, one name per line
