@@ -390,6 +390,28 @@ def parity(directory: Path) -> None:
                 env.flush()
 
 
+class NoiseEnv(gymnasium.Env[Any, Any]):
+    """Observations of noise."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.np_random.normal(size=3), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self.np_random.normal(size=3), 1.0, self._steps == 4000, False, {}
+
+
+def noise(directory: Path) -> None:
+    """Observations that hardly compress: blocks of rows."""
+    with record(directory, NoiseEnv()) as env:
+        episodes(env, 1)
+
+
 def empty(directory: Path) -> None:
     """A recorder closed before its first reset: a manifest, no batch."""
     record(directory, gymnasium.make("CartPole-v1")).close()
@@ -399,7 +421,7 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         cartpole, taxi, blackjack, minigrid, pong, pictures, halfcheetah, values, mismatch, filtered, outcomes, batches,
-        two_writers, agents, killed, damaged, parity, empty, compacted,
+        two_writers, agents, killed, damaged, parity, noise, empty, compacted,
     )
 }  # fmt: skip
 NEEDS = {"agents": "pettingzoo", "minigrid": "minigrid", "pong": "ale_py", "halfcheetah": "mujoco"}

@@ -46,8 +46,9 @@ def test_samples_show_every_outcome() -> None:
 
 def test_samples_show_every_encoding() -> None:
     seen = {(column.dtype == columns.MSGPACK, column.encoding) for column in columns_of_samples()}
-    zstd, constant = encodings.ZSTD, encodings.CONSTANT
+    zstd, constant, in_blocks = encodings.ZSTD, encodings.CONSTANT, encodings.BLOCKS | encodings.ZSTD
     typed = {0, constant, zstd | constant, *(zstd | encoding.bits for encoding in encodings.ENCODINGS)}
+    typed.add(in_blocks | encodings.SHUFFLE.bits)
     of_values = (0, zstd, constant, zstd | constant)
     assert seen >= {(False, encoding) for encoding in typed} | {(True, encoding) for encoding in of_values}
 
