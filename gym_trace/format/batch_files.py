@@ -119,20 +119,14 @@ class BatchFiles:
 
         Raises UnstorableValue for data that a reader would reject.
         """
-        while (
-            len(fragments) > wire.MAX_TABLE
-        ):  # a repair puts many fragments that only end episodes, without rows, first
+        while len(fragments) > wire.MAX_TABLE:  # a repair puts fragments without rows, which end episodes, first
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
             self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
         self._write(fragments, [self._prepared(path, rows) for path, rows in columns.items()], slab, pending)
 
     def _write(
-        self,
-        fragments: Array,
-        columns: list[_Encode],
-        slab: tuple[int, bool] | None,
-        pending: Sequence[Any] = (),
+        self, fragments: Array, columns: list[_Encode], slab: tuple[int, bool] | None, pending: Sequence[Any] = ()
     ) -> None:
         columns = [self._prepared(("fragments",), fragments), *columns]
         has_more = slab is not None and slab[1]

@@ -28,15 +28,7 @@ from gym_trace.format.fragments import Fragments, read_fragments
 from gym_trace.format.kernels import crc32
 from gym_trace.format.listed_index import ListedIndex, index_text
 from gym_trace.format.parity import HealedReader, stored_parity
-from gym_trace.format.records import (
-    SCAN_BLOCK,
-    checked,
-    columns_of,
-    extent_of,
-    header_at,
-    metadata_of,
-    next_record,
-)
+from gym_trace.format.records import SCAN_BLOCK, checked, columns_of, extent_of, header_at, metadata_of, next_record
 from gym_trace.format.restoring import heal
 from gym_trace.storage import staging
 from gym_trace.storage.protocol import Reader, ReadStorage, Span

@@ -537,13 +537,7 @@ class ColumnEncoder:
         return encode
 
     def _encode(
-        self,
-        rows: Array,
-        flat: Array,
-        encoding: Encoding,
-        fallback: Encoding,
-        compressor: int,
-        workspace: Workspace,
+        self, rows: Array, flat: Array, encoding: Encoding, fallback: Encoding, compressor: int, workspace: Workspace
     ) -> EncodedColumn:
         """Encode small rows. flat: their bytes, or those of the first row if all are equal."""
         encoded = _encoded(flat, encoding, rows.dtype.itemsize)

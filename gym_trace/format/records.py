@@ -10,8 +10,9 @@ import numpy as np
 from gym_trace.data.packing import unpack
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import MSGPACK, Buffer, ColumnDescriptor, Path, parse_column
+from gym_trace.format.columns import MSGPACK, Buffer, ColumnDescriptor, Path, decode, parse_column
 from gym_trace.format.kernels import crc32
+from gym_trace.storage.memory import MemoryReader
 from gym_trace.storage.protocol import Reader
 
 SCAN_BLOCK = 1 << 20
@@ -114,3 +115,10 @@ def checked(file: Reader, offset: int, column: ColumnDescriptor, blocks: range |
     if len(blob) != size or crc32(blob, crc) != after:
         raise CorruptTrace(f"checksum mismatch in column {column.name}")
     return blob
+
+
+def verify(column: ColumnDescriptor, blob: Buffer) -> None:
+    """Decode all rows of a column; those in blocks block by block, as they may be read. Raises CorruptTrace."""
+    blocks = range(0 if column.blocks is None else len(column.blocks))
+    parts = {run: checked(MemoryReader(blob), 0, column, run) for run in (range(n, n + 1) for n in blocks)}
+    decode(column, parts or blob)

@@ -70,11 +70,11 @@ class MemoryStorage(Storage):
 class MemoryReader(Reader):
     """A file that is open for reading; see gym_trace.storage.protocol.Reader."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: bytes | memoryview):
         self._data, self.size = data, len(data)
 
     def read(self, offset: int, length: int) -> bytes:
-        return self._data[offset : offset + length] if 0 <= offset < self.size else b""
+        return bytes(self._data[offset : offset + length]) if 0 <= offset < self.size else b""
 
 
 class MemoryAppender:

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
+from batch_forgery import replace_batch, taken_apart
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_trace import TraceWriter
+from gym_trace import TraceWriter, check_trace, open_trace, repair_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader, RowRanges
@@ -119,6 +121,29 @@ def test_damage_of_a_block_concerns_its_rows_alone(tmp_path: Path, monkeypatch: 
     for ranges in (RowRanges([(900, 901)], ()), RowRanges([(0, 4000)], ()), None):
         with pytest.raises(CorruptTrace, match="checksum mismatch in column observations"):
             batch.read_chunk(0, some, ranges)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_check_reports_a_table_of_blocks_that_does_not_fit_the_blocks(tmp_path: Path, place: int) -> None:
+    observations = noise(tmp_path / "t")
+    path = tmp_path / "t" / "w.000000.gtb"
+    batch = taken_apart(path)
+    chunk = batch.chunks[0]
+    column = chunk.columns[("observations",)]
+    rows, table = chunk.metadata["columns"][column][8]
+    changed = np.frombuffer(table, wire.BLOCK).copy()
+    changed["end"][0] -= 8 * place  # the checksum is right for the other end
+    changed["crc"][0] = crc32(chunk.blobs[column][: changed["end"][0]]) ^ (not place)
+    chunk.metadata["columns"][column][8] = [rows, changed.tobytes()]
+    replace_batch(path, batch)
+    assert np.array_equal(
+        open_trace(tmp_path / "t")[0].observations, observations
+    )  # whole columns do not need the table
+    (damage,) = check_trace(tmp_path / "t").damages
+    assert "column" in damage.problem
+    repair_trace(tmp_path / "t", tmp_path / "new", salvage=True)
+    assert not check_trace(tmp_path / "new").damages
+    assert np.array_equal(open_trace(tmp_path / "new")[0].observations, observations)
 
 
 @pytest.mark.parametrize("ends", [(1, 1), (2, 1), (0, 1 << 31)])

@@ -39,7 +39,7 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.fragments import Fragments
 from gym_trace.format.parity import is_right, parity_of, stored_parity
-from gym_trace.format.records import columns_of, gaps_of, metadata_of
+from gym_trace.format.records import columns_of, gaps_of, metadata_of, verify
 from gym_trace.format.ring.pending import Pending, pending_in
 from gym_trace.format.ring.recovered import read_ring
 from gym_trace.playback.episode_table import step_offsets
@@ -600,7 +600,7 @@ class Examination:
         for path, column in chunk.columns.items():
             if column.rows != rows.get(str(path[0]), column.rows):
                 raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
-            decode(*chunk.encoded(path))
+            verify(*chunk.encoded(path))
         if self.origins and len(fragments):
             if problem := origin_problem(fragments, self.origins, self._last_origin):
                 raise CorruptTrace(problem)
@@ -698,9 +698,11 @@ def _intact_columns(batch: BatchReader, number: int) -> tuple[Chunk, list[Column
     workspace = Workspace(level=3)
     for column in described:
         try:
-            chunk = batch.read_chunk(number, {column.path}.__contains__)
-            decode(*chunk.encoded(column.path))
-            found[column.path] = chunk.encoded(column.path)
+            stored = batch.read_chunk(number, {column.path}.__contains__).encoded(column.path)
+            rows = decode(*stored)
+            if column.blocks is not None:  # their table may be wrong
+                stored = ColumnEncoder(column.path, workspace).encode(rows)
+            found[column.path] = stored
         except CorruptTrace:
             lost.append(column.path)
             if column.path[0] not in (*OPTIONAL_ROOTS, "starts"):  # a chunk may lack these
