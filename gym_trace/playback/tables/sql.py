@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
     tables = _tables_of(traces)
     connected = _connected(tables)
     with _own_errors(tables, text):
+        if not connected.extract_statements(text):
+            raise InvalidOption("sql: the query is empty; pass a SELECT")
         result = _stoppable(connected, lambda: connected.execute(text))
         return [column[0] for column in result.description or ()], _rows(result, tables)
 
@@ -79,7 +82,7 @@ def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.Pa
         rows = connected.sql(text)  # noqa: F841 - COPY finds it by its name
         return int(connected.execute(f"COPY (FROM rows) TO '{target}' ({_FORMATS[ending]})").fetchone()[0])
 
-    with replaced_file(path) as staged, _own_errors(tables, text):
+    with replaced_file(path) as staged, _own_errors(tables, text, path):
         return _stoppable(connected, lambda: write(str(staged).replace("'", "''")))
 
 
@@ -125,14 +128,16 @@ def _stoppable(connected: Any, work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _own_errors(tables: dict[str, TraceDataset], text: str = "") -> Iterator[None]:
-    """Raise the error of a table that DuckDB read; otherwise InvalidOption with DuckDB's error."""
+def _own_errors(tables: dict[str, TraceDataset], text: str = "", path: str | os.PathLike[str] = "") -> Iterator[None]:
+    """Raise the error of a table that DuckDB read, one of the disk with this path, or InvalidOption with DuckDB's."""
     try:
         yield
     except duckdb.Error as error:
         for table in tables.values():
             if table.failure is not None:
                 raise table.failure from None
+        if number := re.search(r'"errno":"(\d+)"', str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), os.fspath(path) or None) from error
         text_of_error, _, _ = str(error).partition("\n\nLINE")
         why = next(filter(None, (table.why_missing(text) for table in tables.values())), "")
         raise InvalidOption(f"sql: {' '.join(text_of_error.split())}{why}") from error

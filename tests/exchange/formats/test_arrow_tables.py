@@ -3,6 +3,8 @@
 import json
 import pickle
 import signal
+import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import gymnasium
 import numpy as np
 import pytest
@@ -370,6 +373,8 @@ def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     assert refused.exit_code == 2
     assert 'column "nonsense" not found' in refused.output
     assert run("sql", "SELECT 1").exit_code == 2
+    empty = run("sql", recorded, " ; ")
+    assert (empty.exit_code, empty.stderr) == (2, "error: sql: the query is empty; pass a SELECT\n")
     assert "is a directory; pass DIR, then QUERY" in run("sql", "SELECT 1", recorded).stderr
 
 
@@ -435,6 +440,25 @@ def test_a_query_is_written_to_a_file_whole_or_not_at_all(recorded: Path, tmp_pa
         )
         == 1
     )
+
+
+def test_a_full_disk_ends_a_query_with_an_error_of_one_line(recorded: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    limited = """
+        import resource, signal, sys
+        import gym_trace
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            gym_trace.write_query("FROM steps", [gym_trace.open_trace(sys.argv[1])], sys.argv[2])
+        except OSError as error:
+            print(error.strerror, error.filename)
+    """
+    for name in ("out.parquet", "out.csv"):
+        command = [sys.executable, "-c", textwrap.dedent(limited), str(recorded), str(tmp_path / name)]
+        done = forked_python.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"File too large {tmp_path / name}\n", done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_query_of_something_else_than_a_list_of_traces_raises(recorded: Path) -> None:
