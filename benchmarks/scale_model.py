@@ -27,7 +27,6 @@ LARGEST_LISTED_INDEX = 32 << 10  # a manifest repeats indexes that are not large
 LEAST_WRITERS, MOST_MANIFESTS_BYTES = 16, 64 << 20  # push writes manifests.index
 OBJECTS_PER_PAGE, LISTING_BYTES_PER_OBJECT = 1000, 300
 REQUEST_BYTES, REQUESTS_AT_ONCE = 4 << 20, 16
-WINDOW_CACHE_BYTES = 1 << 30
 WINDOWS = "20 batches of windows"
 
 
@@ -45,7 +44,7 @@ class Costs(NamedTuple):
 CPU = {
     "open": Costs(0, 0.33, 300, 800),
     "refresh, nothing new": Costs(0, 0, 50, 140),
-    "scan": Costs(0.068, 12, 300, 800),
+    "scan": Costs(0.1, 4, 300, 800),
     "check": Costs(0.13, 2.8, 2200, 2800),
     "push": Costs(0.03, 0, 630, 1700),
     "push, nothing new": Costs(0, 0, 110, 160),
@@ -53,11 +52,10 @@ CPU = {
 }
 MEMORY = {  # bytes; check reads one writer after the other
     "open": Costs(0, 145, 7600, 6000),
-    "scan": Costs(0, 300, 7600, 6000),
     "compact": Costs(0, 430, 7600, 12000),
 }
-# Windows of a stream hold steps in memory: CPU time in microseconds, and bytes, of one.
-WINDOW_STEP_CPU, WINDOW_STEP_BYTES = 0.45, 46
+# Windows of a stream hold steps in memory, up to a number of bytes: their CPU time and memory, without opening.
+HELD_CPU, HELD_MEMORY, MOST_HELD_BYTES = Costs(0.3, 3.4), Costs(30, 250), 1 << 30
 CHECK_BYTES_PER_EPISODE, BYTES_PER_OPERATION = 240, 10e6
 
 
@@ -135,20 +133,20 @@ def predictions(trace: Trace) -> dict[str, Prediction]:
     listing = LISTING_BYTES_PER_OBJECT * (trace.batches + trace.writers)
     whole = trace.batches + trace.bytes / REQUEST_BYTES
     stored = trace.batches + trace.writers
-    held = min(trace.steps, WINDOW_CACHE_BYTES / WINDOW_STEP_BYTES)  # steps
-    cpu[WINDOWS] = cpu["open"] + WINDOW_STEP_CPU * held / 1e6
-    windows = requests + held * BYTES_PER_STEP / REQUEST_BYTES, pages, size + held * BYTES_PER_STEP
+    held = min(1, MOST_HELD_BYTES / trace.total(HELD_MEMORY))  # share of the steps
+    cpu[WINDOWS] = cpu["open"] + held * trace.total(HELD_CPU) / 1e6
+    windows = requests + held * trace.bytes / REQUEST_BYTES, pages, size + held * trace.bytes
     needs = {
         "open": (requests, pages, size, memory["open"]),
         "refresh, nothing new": (pages, pages, listing, memory["open"]),
-        "scan": (requests + whole, pages, trace.bytes, memory["scan"]),
-        WINDOWS: (*windows, memory["open"] + held * WINDOW_STEP_BYTES),
+        "scan": (requests + whole, pages, trace.bytes, memory["open"]),
+        WINDOWS: (*windows, memory["open"] + held * trace.total(HELD_MEMORY)),
         "check": (pages + whole, pages, trace.bytes, checked),
         "push": (stored + 2 * pages + 1, 2 * pages, trace.bytes, listing),
         "push, nothing new": (pages, pages, listing, listing),
         "compact": (0, 0, 2 * trace.bytes, memory["compact"]),
     }
-    return {name: Prediction(*counts, cpu[name], held) for name, (*counts, held) in needs.items()}
+    return {name: Prediction(*counts, cpu[name], peak) for name, (*counts, peak) in needs.items()}
 
 
 def table(title: str, trace: Trace, latency: float, bandwidth: float) -> str:

@@ -23,7 +23,7 @@ def spared_children() -> Iterator[None]:
 
     Unless forked, they import nothing from the current directory while they start.
     """
-    import multiprocessing  # here, because most commands start no process
+    import multiprocessing  # most commands start no process
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # children inherit it
     try:
