@@ -159,7 +159,7 @@ def test_an_array_of_a_callback_keeps_little_memory_but_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace.playback.episode_groups._JOINED_BYTES", 1000)
-    record_lanes(tmp_path, [3] * 30 + [80], 81, flush_every=1)  # so that no episode is in one chunk
+    record_lanes(tmp_path, [3] * 30 + [80], 81, flush_every=1)  # no episode is in one chunk
     observations = [array for array, *_ in kept_by(tmp_path)]
     memory = [array if array.base is None else array.base for array in observations]
     assert all(whole.nbytes <= max(1000, array.nbytes) for array, whole in zip(observations, memory))

@@ -224,7 +224,7 @@ def test_manifests_that_are_overwritten_during_opening_are_listed_again(
         batches(tmp_path, 2, uid=f"w{number}", on_exist="append")
     url, names, listings = uploaded(tmp_path), RemoteStorage.names, []
 
-    def publish() -> None:  # as recorders do
+    def publish() -> None:  # recorders do the same
         for number in range(count):
             fs, path = fsspec.url_to_fs(f"{url}/w{number}.manifest.jsonl")
             fs.pipe_file(path, fs.cat_file(path) + b'{"type":"note"}\n')

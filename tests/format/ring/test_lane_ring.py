@@ -418,7 +418,7 @@ def test_equal_rewards_are_stored_and_summed_like_any_others(dtype: str, reward:
     by_time = np.full(chance.integers(1, 6, 2), reward if dtype[0] == "f" else 1, dtype)
     excluded = np.flatnonzero(chance.random(by_time.size) < chance.choice([0, 0.2, 0.9]))
     column, rows = by_time.T, AllExcept(excluded, by_time.size)
-    column[np.divmod(excluded, len(by_time))] = 0  # as in the row of a reset
+    column[np.divmod(excluded, len(by_time))] = 0  # rows of resets have no reward
     if chance.random() < 0.3:
         by_time.flat[chance.integers(by_time.size)] = chance.choice([0, -0.0, 1, np.nan if dtype[0] == "f" else 0])
     expected = np.empty(rows.remaining, dtype)
