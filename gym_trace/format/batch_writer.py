@@ -206,15 +206,14 @@ class BatchWriter:
 
     def seal(self, threads: EncodingThreads) -> None:
         """Write index and footer, sync the file, and rename it to its final name."""
-        tables = {("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY), **self._columns.tables()}
+        tables, more = self._columns.for_index()
+        tables = {("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY), **tables}
         columns = [ColumnEncoder(path, threads.workspace).encode(table) for path, table in tables.items()]
         fragments = ColumnEncoder(("fragments",), threads.workspace)
         joined = np.concatenate([_shuffled(np.empty(0, wire.FRAGMENT)), *self._fragments], axis=1)
         columns.insert(0, fragments.encode_shuffled(joined, wire.FRAGMENT))
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
-        metadata = _metadata(
-            [column for column, _ in columns], self._slab, self._pending, totals=totals, **self._columns.metadata()
-        )
+        metadata = _metadata([column for column, _ in columns], self._slab, self._pending, totals=totals, **more)
         index_offset = self.size
         self.index = index_text(self.name, self._record(wire.INDEX, metadata, [[blob] for _, blob in columns]))
         shape = shape_for(self.size)

@@ -40,23 +40,16 @@ class ColumnTable:
             self._entries.append((offset, chunk, form, column.encoding, *numbers))
             offset += wire.aligned(column.stored)
 
-    def metadata(self) -> dict[str, Any]:
-        """Return what the metadata of the index has of the columns: nothing if there are too many."""
-        forms = [[list(path), dtype, list(shape), *[rows][: rows > 0]] for path, dtype, shape, rows in self._forms]
-        return {"forms": forms} if self._is_listed else {}
-
-    def tables(self) -> dict[Path, Array]:
-        """Return the tables of the index, by their paths: nothing if there are too many columns."""
-        if not self._is_listed:
-            return {}
+    def for_index(self) -> tuple[dict[Path, Array], dict[str, Any]]:
+        """Return the tables of the index, by their paths, and its metadata: nothing if there are too many columns."""
         blocks = np.frombuffer(b"".join(self._blocks), wire.BLOCK)
-        columns: dict[Path, Array] = {COLUMNS: np.array(self._entries, wire.COLUMN_ENTRY)}
-        return columns | ({BLOCK_TABLE: blocks} if len(blocks) else {})
-
-    @property
-    def _is_listed(self) -> bool:
-        blocks = sum(map(len, self._blocks)) // wire.BLOCK.itemsize
-        return self._fits and max(len(self._entries), blocks) <= wire.MAX_TABLE
+        if not self._fits or max(len(self._entries), len(blocks)) > wire.MAX_TABLE:
+            return {}, {}
+        tables: dict[Path, Array] = {COLUMNS: np.array(self._entries, wire.COLUMN_ENTRY)}
+        if len(blocks):
+            tables[BLOCK_TABLE] = blocks
+        forms = [[list(path), dtype, list(shape), *[rows][: rows > 0]] for path, dtype, shape, rows in self._forms]
+        return tables, {"forms": forms}
 
 
 class StoredColumns:

@@ -231,9 +231,7 @@ def decode(column: ColumnDescriptor, blob: Buffer | StoredBlocks) -> Array:
     Raises CorruptTrace. Memory is bounded by the limits of parse_column.
     """
     try:
-        if isinstance(blob, dict):
-            return _decode_some(column, blob)
-        if column.dtype != MSGPACK:
+        if isinstance(blob, dict) or column.dtype != MSGPACK:
             return _decode_typed(column, blob)
         data, bounds = _value_bounds(column, blob)
         return _values((data[a:b] for a, b in bounds), column.full_size)
@@ -285,11 +283,10 @@ def _encoding(column: ColumnDescriptor) -> Encoding:
     return encoding
 
 
-def _decode_typed(column: ColumnDescriptor, blob: Buffer) -> Array:
+def _decode_typed(column: ColumnDescriptor, blob: Buffer | StoredBlocks) -> Array:
     encoding, rows, row_size = _encoding(column), column.rows, column.row_size
-    if column.blocks is not None:
-        flat = np.empty((rows, row_size), np.uint8)
-        _decode_blocks(column, blob, flat)
+    if isinstance(blob, dict) or column.blocks is not None:
+        flat = _decode_blocks(column, blob)
     else:
         data, shape = _inflated(column, blob), (column.encoded_rows, row_size)
         flat = data.reshape(shape) if encoding.in_place else np.empty(shape, np.uint8)
@@ -297,40 +294,34 @@ def _decode_typed(column: ColumnDescriptor, blob: Buffer) -> Array:
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
         transforms.widest(flat)[:] = transforms.widest(row)
-    return _as_rows(column, flat)
-
-
-def _decode_some(column: ColumnDescriptor, stored: StoredBlocks) -> Array:
-    assert column.blocks is not None
-    flat = np.zeros((column.rows, column.row_size), np.uint8)  # untouched pages take no memory
-    for run, blob in stored.items():
-        _decode_blocks(column, blob, flat[run.start * column.blocks.rows : run.stop * column.blocks.rows])
-    return _as_rows(column, flat)
-
-
-def _as_rows(column: ColumnDescriptor, flat: Array) -> Array:
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
-    return flat.reshape(-1).view(dtype).reshape(column.rows, *column.shape)
+    return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
 
 
-def _decode_blocks(column: ColumnDescriptor, stored: Buffer, out: Array) -> None:
-    """Decode the rows of consecutive blocks into out, (rows, row size). stored: the bytes of these blocks.
+def _decode_blocks(column: ColumnDescriptor, stored: Buffer | StoredBlocks) -> Array:
+    """Return the rows of blocks, (rows, row size); other rows are zeros. Raises CorruptTrace.
 
-    Decodes some blocks at a time, whose bytes stay in the processor's cache. Raises CorruptTrace.
+    Decodes some blocks at a time, whose bytes stay in the processor's cache.
     """
     assert column.blocks is not None
     encoding, item, together = _encoding(column), item_size(column.dtype), column.blocks.rows
     step = together * max(1, _BLOCKS_AT_ONCE // (together * column.row_size))
-    scratch = np.empty(0 if encoding.in_place else min(step, len(out)) * column.row_size, np.uint8)
+    allocate = np.zeros if isinstance(stored, dict) else np.empty  # pages of zeros that are not touched take no memory
+    flat: Array = allocate((column.rows, column.row_size), np.uint8)
+    scratch = np.empty(0 if encoding.in_place else min(step, column.rows) * column.row_size, np.uint8)
+    decompressor = _decompressor()
     try:
-        reader = _decompressor().stream_reader(stored, read_across_frames=True)
-        for begin in range(0, len(out), step):
-            some = out[begin : begin + step]
-            data = some.reshape(-1) if encoding.in_place else scratch[: some.size]
-            _read_exactly(reader, data, begin + step >= len(out))
-            encoding.decode(data, some, item, together)
+        for run, blob in (stored if isinstance(stored, dict) else {range(len(column.blocks)): stored}).items():
+            out = flat[run.start * together : run.stop * together]
+            reader = decompressor.stream_reader(blob, read_across_frames=True)
+            for begin in range(0, len(out), step):
+                some = out[begin : begin + step]
+                data = some.reshape(-1) if encoding.in_place else scratch[: some.size]
+                _read_exactly(reader, data, begin + step >= len(out))
+                encoding.decode(data, some, item, together)
     except zstandard.ZstdError as error:
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
+    return flat
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -425,11 +416,13 @@ class Workspace:
         self._for_large_rows: dict[bool, zstandard.ZstdCompressor] = {}
         self._for_blocks: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
 
-    def compress_dictionary(self, encoded: Array, table: int) -> bytes:
-        """Compress a dictionary. table: bytes before its codes.
+    def compressor_of(self, encoding: Encoding, number: int, row_size: int) -> Callable[[Any], bytes]:
+        """Return the function that compresses small rows. number: index into for_small_rows."""
+        return partial(self._compress_dictionary, row_size) if encoding is DICTIONARY else self.for_small_rows[number]
 
-        A large table gets blocks of its own, because the codes are distributed differently.
-        """
+    def _compress_dictionary(self, row_size: int, encoded: Array) -> bytes:
+        """A large table gets blocks of its own, because the codes are distributed differently."""
+        table = transforms.table_end(encoded, row_size)
         if table < _LEAST_TABLE:
             return self.compress(encoded)
         stream = self.compressor.compressobj(size=len(encoded))
@@ -544,7 +537,9 @@ class ColumnEncoder:
         if encoded is None:
             encoding, encoded = fallback, _encoded(flat, fallback, rows.dtype.itemsize)
             assert encoded is not None
-        blob, bits = _squeezed(encoded, flat, encoding.bits, _compressor(workspace, encoding, compressor, flat))
+        blob, bits = _squeezed(
+            encoded, flat, encoding.bits, workspace.compressor_of(encoding, compressor, flat.shape[1])
+        )
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         bits |= CONSTANT * (len(flat) < len(rows))
         return self._column(dtype, rows.shape[1:], len(rows), bits, _size(encoded), [blob]), [blob]
@@ -674,7 +669,7 @@ class ColumnEncoder:
             encoded = _encoded(sample, encoding, item_size)
             if encoded is None:
                 return None
-            return min(_size(encoded), len(_compressor(workspace, encoding, 0, sample)(encoded)))
+            return min(_size(encoded), len(workspace.compressor_of(encoding, 0, sample.shape[1])(encoded)))
         dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
         stream = _ColumnStream(workspace.compressor, dtype, shape, encoding)
         stream.feed(sample)
@@ -704,13 +699,6 @@ def _all_rows_equal(flat: Array) -> bool:
     if flat[0].tobytes() != flat[-1].tobytes() or flat[0].tobytes() != flat[len(flat) // 2].tobytes():
         return False
     return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
-
-
-def _compressor(workspace: Workspace, encoding: Encoding, number: int, flat: Array) -> Callable[[Any], bytes]:
-    """Return the function that compresses encoded rows. number: index into Workspace.for_small_rows."""
-    if encoding is not DICTIONARY:
-        return workspace.for_small_rows[number]
-    return lambda encoded: workspace.compress_dictionary(encoded, transforms.table_end(encoded, flat.shape[1]))
 
 
 def _encoded(flat: Array, encoding: Encoding, item_size: int, together: int = 0) -> Array | bytes | None:

@@ -133,11 +133,7 @@ class Fragments:
         return self._bounds[-1]
 
     def __getitem__(self, key: str | RowIndex) -> Array:
-        return self.column(key) if isinstance(key, str) else self._of(None, key)
-
-    def column(self, name: str, rows: RowIndex = _ALL) -> Array:
-        """Return a field of these rows."""
-        return self._of(name, rows)
+        return self.column(key) if isinstance(key, str) else self.column(None, key)
 
     @cached_property
     def steps(self) -> Array:
@@ -170,7 +166,8 @@ class Fragments:
             (table, max(low, 0), min(high, len(table))) for table, low, high in found if high > 0 and low < len(table)
         ]
 
-    def _of(self, name: str | None, rows: RowIndex) -> Array:
+    def column(self, name: str | None, rows: RowIndex = _ALL) -> Array:
+        """Return a field of these rows; None: the rows."""
         dtype = wire.FRAGMENT if name is None else wire.FRAGMENT[name]
         if len(self._tables) == 1:
             return _read(self._tables[0], name, rows)

@@ -261,11 +261,7 @@ def _distinct_rows(flat: Array) -> tuple[Array, Array]:
 def _packed_codes(codes: Array, bits: int) -> Array:
     if bits >= 8:
         return codes.astype(f"<u{bits // 8}").view(np.uint8)
-    padded = np.zeros((-(-len(codes) * bits // 8), 8 // bits), np.uint8)
-    padded.reshape(-1)[: len(codes)] = codes
-    for i in range(1, 8 // bits):
-        padded[:, 0] |= padded[:, i] << np.uint8(i * bits)
-    return padded[:, 0]
+    return np.packbits(codes.astype(np.uint8)[:, None] >> np.arange(bits, dtype=np.uint8) & 1, bitorder="little")
 
 
 def undo_dictionary(data: Array, out: Array) -> None:
