@@ -90,7 +90,7 @@ def _runs_in(rows: RowRanges | None, column: ColumnDescriptor) -> list[range] | 
     if rows is None or column.blocks is None or column.path[0] not in _ROOTS_WITH_ROWS:
         return None
     runs = column.blocks.runs(rows.observations if column.path[0] == "observations" else rows.steps)
-    return None if 2 * sum(map(len, runs)) > len(column.blocks) else runs
+    return None if 2 * sum(map(len, runs)) > column.blocks.total else runs
 
 
 class Chunk:

@@ -76,14 +76,15 @@ class Blocks(NamedTuple):
     rows: int
     table: bytes
 
-    def __len__(self) -> int:
+    @property
+    def total(self) -> int:
         return len(self.table) // wire.BLOCK.itemsize
 
     def runs(self, ranges: Iterable[tuple[int, int]]) -> list[range]:
         """Return the numbers of the blocks with rows in these ranges (begin, end), as runs in ascending order."""
         found = list[range]()
         for begin, end in sorted(ranges):
-            first, last = begin // self.rows, min(-(-end // self.rows), len(self))
+            first, last = begin // self.rows, min(-(-end // self.rows), self.total)
             if begin >= end or first >= last:
                 continue
             if found and first <= found[-1].stop:
@@ -94,7 +95,8 @@ class Blocks(NamedTuple):
 
     def before(self, block: int) -> tuple[int, int]:
         """Return the offset of a block in the stored bytes, and the CRC of the bytes before it."""
-        return wire.unpack_block(self.table, block - 1) if block else (0, 0)
+        end, crc = np.frombuffer(self.table, wire.BLOCK)[block - 1].tolist() if block else (0, 0)
+        return end, crc
 
 
 class ColumnDescriptor(NamedTuple):
@@ -214,7 +216,7 @@ def _has_valid_blocks(column: ColumnDescriptor) -> bool:
         return False
     is_valid = bool(column.encoding & ZSTD) and not column.encoding & CONSTANT
     is_valid &= 0 < column.row_size < wire.LARGE_ROW and 0 < blocks.rows < column.rows
-    last = wire.pack_block(column.stored, column.crc)
+    last = np.array((column.stored, column.crc), wire.BLOCK).tobytes()
     count = -(-column.rows // blocks.rows) if is_valid else 0
     return is_valid and len(blocks.table) == count * len(last) and blocks.table.endswith(last)
 
@@ -311,7 +313,7 @@ def _decode_blocks(column: ColumnDescriptor, stored: Buffer | StoredBlocks) -> A
     scratch = np.empty(0 if encoding.in_place else min(step, column.rows) * column.row_size, np.uint8)
     decompressor = _decompressor()
     try:
-        for run, blob in (stored if isinstance(stored, dict) else {range(len(column.blocks)): stored}).items():
+        for run, blob in (stored if isinstance(stored, dict) else {range(column.blocks.total): stored}).items():
             out = flat[run.start * together : run.stop * together]
             reader = decompressor.stream_reader(blob, read_across_frames=True)
             for begin in range(0, len(out), step):
@@ -559,7 +561,7 @@ class ColumnEncoder:
         if ends[-1] >= flat.size:
             return self._encode(rows, flat, encoding, encoding, 0, workspace)
         crcs = list(accumulate(pieces, lambda crc, piece: kernels.crc32(piece, crc), initial=0))[1:]
-        blocks = Blocks(_block_rows(flat.shape[1]), b"".join(map(wire.pack_block, ends, crcs)))
+        blocks = Blocks(_block_rows(flat.shape[1]), np.array(list(zip(ends, crcs)), wire.BLOCK).tobytes())
         described = (
             rows.dtype.str,
             rows.shape[1:],

@@ -119,6 +119,6 @@ def checked(file: Reader, offset: int, column: ColumnDescriptor, blocks: range |
 
 def verify(column: ColumnDescriptor, blob: Buffer) -> None:
     """Decode all rows of a column; those in blocks block by block, as they may be read. Raises CorruptTrace."""
-    blocks = range(0 if column.blocks is None else len(column.blocks))
+    blocks = range(0 if column.blocks is None else column.blocks.total)
     parts = {run: checked(MemoryReader(blob), 0, column, run) for run in (range(n, n + 1) for n in blocks)}
     decode(column, parts or blob)

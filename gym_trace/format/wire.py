@@ -72,8 +72,6 @@ COLUMN_ENTRY = np.dtype(
     ]
 )
 BLOCK = np.dtype([("end", "<u4"), ("crc", "<u4")])
-_BLOCK = struct.Struct("<II")
-pack_block = _BLOCK.pack  # takes the fields of BLOCK in order
 
 # Plain integers, because operations on members of FragmentFlag are slow.
 STARTS, HAS_INITIAL, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
@@ -126,12 +124,6 @@ def _sealed(packed: bytes) -> bytes:
 
 def _is_valid(raw: bytes | memoryview) -> bool:
     return len(raw) == HEADER_SIZE and crc32(raw[:60]) == _CRC.unpack_from(raw, 60)[0]
-
-
-def unpack_block(table: bytes, row: int) -> tuple[int, int]:
-    """Return a row of a table of BLOCK."""
-    end, crc = _BLOCK.unpack_from(table, row * _BLOCK.size)
-    return end, crc
 
 
 def joined_crc(first: int, second: int, length: int) -> int:

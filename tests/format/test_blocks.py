@@ -93,7 +93,7 @@ def test_rows_are_read_with_their_blocks_alone(
     ranges = [(begin, min(begin + count, len(observations))) for begin, count in wanted]
     (column,) = (it for it in batch.read_chunk(1, lambda _: False).described if it.blocks is not None)
     assert column.blocks is not None
-    assert len(column.blocks) == 7
+    assert column.blocks.total == 7
     rows = read(batch, *ranges)
     for begin, end in ranges:
         assert np.array_equal(rows[begin:end], observations[begin:end])

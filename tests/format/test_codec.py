@@ -72,7 +72,7 @@ def in_blocks(rows: np.ndarray, encoding: int, together: int) -> tuple[ColumnDes
     column, blob, table = by_the_document(rows, ZSTD)[0], b"", b""
     for begin in range(0, len(rows), together):
         blob += by_the_document(rows[begin : begin + together], encoding | ZSTD)[1]
-        table += wire.pack_block(len(blob), crc32(blob))
+        table += len(blob).to_bytes(4, "little") + crc32(blob).to_bytes(4, "little")
     bits, blocks = encoding | ZSTD | BLOCKS, Blocks(together, table)
     return column._replace(encoding=bits, stored=len(blob), crc=crc32(blob), blocks=blocks), blob
 
