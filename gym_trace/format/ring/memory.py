@@ -71,20 +71,9 @@ class Ring:
         packed = pack(layout)
         first = -(-(_HEADER_BYTES + len(packed)) // _PAGE) * _PAGE
         slab_bytes = -(-slab_bytes // _PAGE) * _PAGE
-        header = _HEADER.pack(
-            wire.RING_MAGIC,
-            MAJOR,
-            MINOR,
-            0,
-            os.urandom(16),
-            BOOT_ID,
-            kind,
-            slabs,
-            slab_bytes,
-            first,
-            len(packed),
-            crc32(packed),
-        )
+        size = first + slabs * slab_bytes
+        numbers = kind, slabs, slab_bytes, first, len(packed), crc32(packed)
+        header = _HEADER.pack(wire.RING_MAGIC, MAJOR, MINOR, 0, os.urandom(16), BOOT_ID, *numbers)
         content = header + _CRC.pack(crc32(header)) + packed
         start, end = begun
         if start:
@@ -93,16 +82,15 @@ class Ring:
         self.shortage: OSError | None = None
         try:
             if any(BOOT_ID):  # otherwise a ring from before a power failure would be read
-                self._mapping = storage.map(self._name, content, first + slabs * slab_bytes, end)
+                self._mapping = storage.map(self._name, content, size, end)
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS:
                 raise
             self.shortage = error
-        memory = memoryview(bytearray(first + slabs * slab_bytes)) if self._mapping is None else self._mapping.memory
         self.mapped = self._mapping is not None
+        memory = memoryview(bytearray(size)) if self._mapping is None else self._mapping.memory
         if self._mapping is None:
-            memory[first : first + len(start)] = start
-            memory[len(memory) - len(end) :] = end
+            memory[: len(content)], memory[size - len(end) :] = content, end
         self.slabs = [memory[first + i * slab_bytes : first + (i + 1) * slab_bytes] for i in range(slabs)]
 
     def next_slab(self) -> tuple[memoryview, int]:
