@@ -15,7 +15,7 @@ from gym_trace.format.ring.row_slab import RowSlab
 
 __all__ = ["CORE", "LANE_LOOPS", "LaneSlab", "RowSlab", "changed_words", "pcg64_state"]
 
-ABI = 13  # ABI of the compiled core that matches this version
+ABI = 14  # ABI of the compiled core that matches this version
 
 CORE = "pure"  # or "compiled"
 LANE_LOOPS = PYTHON_LOOPS

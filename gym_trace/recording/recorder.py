@@ -59,7 +59,7 @@ class Phase(Enum):
     CLOSED = "the files are closed"
 
 
-RECORDING, _CLOSED = Phase.RECORDING, Phase.CLOSED  # attributes of an Enum are slow before Python 3.12
+_RECORDING, _CLOSED = Phase.RECORDING, Phase.CLOSED  # attributes of an Enum are slow before Python 3.12
 
 
 def encoders() -> int:
@@ -261,7 +261,7 @@ class Recorder:
     @property
     def is_closed(self) -> bool:
         """True if close() was called."""
-        return self.phase is not RECORDING
+        return self.phase is not _RECORDING
 
     @property
     def has_steps(self) -> bool:

@@ -35,7 +35,7 @@ def packed_generator(env: Any) -> bytes | None:
     A PCG64 state is joined from prepacked parts, which saves 5 % of the recording time of CartPole.
     """
     try:
-        packed = pcg64_state(env.np_random.bit_generator, _PCG64)
+        packed = pcg64_state(env.np_random.bit_generator, PCG64)
     except Exception as error:  # user code may raise anything
         raise_if_of_signal(error)
         packed = None
@@ -93,4 +93,4 @@ def _pcg64_parts() -> tuple[bytes, ...]:
 
 
 NOTHING = pack({})
-_PCG64 = _pcg64_parts()
+PCG64 = _pcg64_parts()

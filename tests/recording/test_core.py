@@ -86,7 +86,10 @@ class Both:
         return results[0]
 
     def compare(self) -> None:
-        states = [(slab.rows, slab.logged, slab.ended, slab.sequence) for slab in (self.python, self.c)]
+        states = [
+            (slab.rows, slab.logged, slab.initial, slab.ended, slab.sequence, slab.is_between_episodes())
+            for slab in (self.python, self.c)
+        ]
         assert states[0] == states[1]
         for slab in (self.python, self.c):
             self._clear_times(slab)
@@ -149,7 +152,7 @@ def _swapped(tree: Layout, value: Any) -> bool:
 def odd_operation(both: Both, random: np.random.Generator) -> None:
     """Do any other operation of a recorder on a slab."""
     room = both.do("has_room", 200)
-    chosen = random.integers(8)
+    chosen = random.integers(9)
     if chosen == 0 and room:
         both.do("record_initial", random.bytes(int(random.integers(both.layout.observation_bytes + 1))))
     elif chosen == 1:
@@ -164,7 +167,11 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
         both.do("enable_fast_path", [1 << 62, 0, int(random.integers(both.python.rows + 3))][random.integers(3)])
     elif chosen == 5:
         both.do("only_floats", bool(random.integers(2)))
-    elif chosen == 6:
+    elif chosen == 6 and isinstance(both.layout.observation, Leaf):
+        observation = value_for(random, both.layout.observation)
+        if not _swapped(both.layout.observation, observation):
+            both.do("start", (1, 0, 2, random.bytes(int(random.integers(120))), 3, 4), observation)
+    elif chosen == 7:
         both.do("drop", int(random.integers(len(both.python.entries()) + 1)))
     elif random.random() < 0.2:
         both.begin()

@@ -92,9 +92,10 @@ class BothTrees(Both):
         return True
 
     def start(self, kept: bytes, observation: Any) -> bool:
-        if not self.c.start(1, 2, 3, 4, kept, observation):
+        if not self.c.start((1, 0, 2, kept, 3, 4), observation):
             return False
         packed = self._packing.packers.observation(observation)
+        self.python.initial = self.python.rows
         self.python.append(1, kept, 1, 0, 1, 2, 3, 4)
         self.python.record_initial(packed)
         self.compare()
@@ -349,7 +350,7 @@ def test_trees_leak_no_references() -> None:
 
     def use() -> None:
         slab = slab_of(core.RowSlab, layout, 1 << 14)
-        slab.start(1, 2, 3, 4, b"", observation)
+        slab.start((1, 0, 2, b"", 3, 4), observation)
         for value in (observation, strided, odd):
             slab.record_action(1)
             slab.record_result(value, 1.0, False, False)

@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 /* gym_trace/format/kernels.py and gym_trace/recording/core.py: of the compiled modules */
-enum { KERNELS_ABI = 7, CORE_ABI = 13 };
+enum { KERNELS_ABI = 7, CORE_ABI = 14 };
 
 /* gym_trace/data/vocabulary.py: flags of fragments */
 enum {

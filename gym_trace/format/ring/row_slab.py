@@ -48,6 +48,7 @@ class RowSlab:
     Attributes:
         ended: True if record_result() has flagged the last row as the end of its episode.
         logged: number of rows before the last log entry; -1: no entries.
+        initial: row of the last initial observation, set by start() or the caller; negative: in an earlier slab.
         memory, sequence: memory and sequence number of the slab.
     """
 
@@ -80,9 +81,10 @@ class RowSlab:
         self._kind: Any = None  # type of the last accepted reward
         self._only_floats = True
         self.logged = -1
-        self.ended = False
+        self.ended, self.initial = False, 0
         self.memory, self.sequence = memoryview(bytearray()), 0
         self._at = -1  # offset of the next row
+        self._position, self._count = SLAB_HEADER, 0  # offset of the next log entry, and number of entries
         self._mark = 1  # mark of the next row
         self._floor = self._least = _NEVER
 
@@ -93,8 +95,9 @@ class RowSlab:
 
     def begin(self, memory: memoryview, sequence: int) -> None:
         """Continue in an empty slab; record_action() returns False until enable_fast_path()."""
-        self._position, self._count = SLAB_HEADER, 0  # offset of the next log entry, and number of entries
+        self._position, self._count = SLAB_HEADER, 0
         begin(memory, sequence)
+        self.initial -= self.rows
         self.memory, self.sequence = memory, sequence
         self._mark, self.logged = sequence << 32 | 1, -1
         self.ended = False
@@ -120,10 +123,20 @@ class RowSlab:
         self._least = self._floor = _NEVER
 
     def enable_fast_path(self, most_rows: int) -> None:
-        """Let record_action() accept rows until the slab has most_rows or is full."""
+        """Let record_action() accept rows until the slab has most_rows or is full.
+
+        At the end of an episode it pauses until start().
+        """
         if self._fast_actions:
             self._least = max(0, len(self.memory) - most_rows * self._size)
-            self._floor = max(self._position + self._reserve, self._least)
+            self._set_floor()
+
+    def _set_floor(self) -> None:
+        self._floor = _NEVER if self.ended else max(self._position + self._reserve, self._least)
+
+    def is_between_episodes(self) -> bool:
+        """Return True if the last row has ended its episode, nothing follows it, and the fast path is enabled."""
+        return self.ended and self._least != _NEVER and self.logged < self.rows
 
     def has_room(self, log_bytes: int = 0) -> bool:
         """Return True if the slab has space for one more row and log_bytes of log."""
@@ -208,13 +221,20 @@ class RowSlab:
         self._at, self._mark = at - self._size, mark + 1
         self.ended = False
 
-    def start(self, episode: int, seed: int, utc: int, monotonic: int, reset_record: bytes, observation: Any) -> bool:
-        """Record the start of an episode and its first observation; return False if the slow path must do it."""
-        packed = _bytes_of(observation, self._observation) if self._fast_results else None
+    def start(self, start: tuple[int, int, int, bytes, int, int], observation: Any) -> bool:
+        """Record the start of an episode and its first observation; return False if the slow path must do it.
+
+        start: episode id, lane, seed, record of the reset, UTC and monotonic time.
+        """
+        episode, _, seed, reset_record, utc, monotonic = start
+        is_enabled = self._fast_results and self._least != _NEVER
+        packed = _bytes_of(observation, self._observation) if is_enabled else None
         if packed is None or not self.has_room(size_of(len(reset_record))):
             return False
+        self.initial = self.rows
         self.append(START, reset_record, START_HAS_INITIAL, 0, episode, seed, utc, monotonic)
         self.record_initial(packed)
+        self._set_floor()
         return True
 
     def flag(self, terminated: Any, truncated: Any) -> None:
@@ -223,7 +243,7 @@ class RowSlab:
         outcome = _TERMINATED if terminated else _TRUNCATED
         self.append(FLAG, b"", flags, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self.ended = True
-        self.disable_fast_path()
+        self._set_floor()
 
     def append(
         self,
@@ -243,7 +263,7 @@ class RowSlab:
         self.logged = rows  # before put(): Ctrl-C may come in between
         following = put(self.memory, at, self.sequence << 32 | count, rows, kind, payload, flags, column, a, b, c, d)
         self._position, self._count = following, count  # in one statement: an interrupt cannot separate them
-        self._floor = max(following + self._reserve, self._least)
+        self._set_floor()
 
     # -- undo ---------------------------------------------------------------------------------------------------------
 
@@ -254,7 +274,7 @@ class RowSlab:
         clear(self.memory, at)
         self._position, self._count = at, count
         self.logged = found[count - 1].row if count else -1
-        self._floor = max(at + self._reserve, self._least)
+        self._set_floor()
         if self._at >= at + ENTRY.size:
             for offset in (self._asked, self._done):
                 _MARK.pack_into(self.memory, self._at + offset, 0)

@@ -34,6 +34,7 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     import_array();
     pcg64_type = found_in("numpy.random", "PCG64");
+    capsule_name = PyUnicode_InternFromString("capsule");
     log_full = found_in("gym_trace.format.ring.log", "LogFull");
     log_entries = found_in("gym_trace.format.ring.log", "entries");
     leaf_type = found_in("gym_trace.data.layout", "Leaf");

@@ -2,7 +2,8 @@
 #pragma once
 #include "slab.h"
 
-static PyObject *pcg64_type; /* numpy.random.PCG64 */
+static PyObject *pcg64_type;   /* numpy.random.PCG64 */
+static PyObject *capsule_name; /* "capsule" */
 
 /* NumPy's layout on compilers with 128-bit integers; gym_trace.recording.core checks that it applies. */
 typedef struct {
@@ -24,7 +25,7 @@ static PyObject *pcg64_state(PyObject *Py_UNUSED(module), PyObject *const *args,
     if (Py_TYPE(args[0]) != (PyTypeObject *)pcg64_type) {
         Py_RETURN_NONE;
     }
-    PyObject *capsule = PyObject_GetAttrString(args[0], "capsule");
+    PyObject *capsule = PyObject_GetAttr(args[0], capsule_name);
     bitgen_t *generator = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "BitGenerator");
     Py_XDECREF(capsule); /* the generator holds it */
     if (generator == NULL) {

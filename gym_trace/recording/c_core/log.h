@@ -102,6 +102,6 @@ static int append_flag(RowSlab *self, int flags)
         return -1;
     }
     self->ended = 1;
-    self->floor = self->least = NEVER;
+    set_floor(self);
     return 0;
 }

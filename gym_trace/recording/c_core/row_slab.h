@@ -103,6 +103,7 @@ static PyMethodDef methods[] = {
     {"follow", (PyCFunction)follow, METH_VARARGS, NULL},
     {"disable_fast_path", (PyCFunction)disable_fast_path, METH_NOARGS, NULL},
     {"enable_fast_path", (PyCFunction)enable_fast_path, METH_O, NULL},
+    {"is_between_episodes", (PyCFunction)is_between_episodes, METH_NOARGS, NULL},
     {"has_room", (PyCFunction)has_room, METH_VARARGS, NULL},
     {"only_floats", (PyCFunction)only_floats, METH_O, NULL},
     {"record_action", (PyCFunction)record_action, METH_O, NULL},
@@ -124,6 +125,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"rows", T_ULONGLONG, offsetof(RowSlab, rows), READONLY, NULL},
     {"logged", T_LONGLONG, offsetof(RowSlab, logged), READONLY, NULL},
+    {"initial", T_LONGLONG, offsetof(RowSlab, initial), 0, NULL},
     {"sequence", T_ULONGLONG, offsetof(RowSlab, sequence), READONLY, NULL},
     {"memory", T_OBJECT_EX, offsetof(RowSlab, memory), READONLY, NULL},
     {"ended", T_BOOL, offsetof(RowSlab, ended), 0, NULL},

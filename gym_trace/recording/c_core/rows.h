@@ -167,17 +167,19 @@ static PyObject *record_initial(RowSlab *self, PyObject *observation)
     Py_RETURN_NONE;
 }
 
-/* start(episode, seed, utc, monotonic, reset_record, observation) */
+/* start((episode, lane, seed, reset_record, utc, monotonic), observation) */
 static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
 {
+    static const int places[] = {0, 2, 4, 5};
     int64_t numbers[4];
     Parts parts;
-    if (count != 6 || !PyBytes_CheckExact(args[4])) {
-        PyErr_SetString(PyExc_TypeError, "start() takes episode, seed, two times, bytes, observation");
+    if (count != 2 || !PyTuple_CheckExact(args[0]) || PyTuple_GET_SIZE(args[0]) != 6 ||
+        !PyBytes_CheckExact(PyTuple_GET_ITEM(args[0], 3))) {
+        PyErr_SetString(PyExc_TypeError, "start() takes a Start and an observation");
         return NULL;
     }
     for (int i = 0; i < 4; i++) {
-        numbers[i] = PyLong_AsLongLong(args[i]);
+        numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(args[0], places[i]));
     }
     if (PyErr_Occurred()) {
         return NULL;
@@ -190,19 +192,23 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
         .c = numbers[2],
         .d = numbers[3],
     };
-    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), texts_begin = self->position;
-    if (!self->fast_results || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
+    PyObject *record = PyTuple_GET_ITEM(args[0], 3);
+    int64_t length = PyBytes_GET_SIZE(record), at = row_at(self), texts_begin = self->position;
+    if (!self->fast_results || self->least == NEVER || length > self->buffer.len ||
+        read_parts(&self->observation, args[1], &parts) < 0) {
         Py_RETURN_FALSE;
     }
     int accepted = has_room_for(self, at, parts.log + entry_bytes(length)), failed = 0;
     if (accepted) {
         failed = append_parts(self, &self->observation, &parts) < 0;
         int64_t texts_end = self->position;
-        failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length) < 0;
+        failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(record), length) < 0;
         if (!failed) {
             put_padded(&self->buffer, at, "", 0, self->reward + 8);
             complete_with(self, at, &parts, texts_begin, texts_end);
+            self->initial = (long long)self->rows - 1;
             self->ended = 0;
+            set_floor(self);
         }
     }
     release_parts(&parts);

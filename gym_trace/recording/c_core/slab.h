@@ -31,35 +31,34 @@ typedef struct {
     PyArray_Descr *dtype;
     PyTypeObject *scalar; /* NumPy type of the value; NULL if it has dimensions or a foreign byte order */
     int dimensions;
-    npy_intp shape[MOST_DIMENSIONS];
     int64_t size;                  /* bytes in the row */
     int64_t large;                 /* bytes of a large value; otherwise 0 */
     PyArrayObject *before, *ready; /* the previous value, and whether it can be compared; see deltas.DeltaPacker */
     int64_t most;                  /* maximum number of changed words */
     uint32_t *changes;             /* buffer for `most` positions, followed by the words */
+    npy_intp shape[MOST_DIMENSIONS];
 } Leaf;
 
 /* A leaf, or an inner node, which is followed by its children. */
 typedef struct {
-    Leaf leaf;
     Py_ssize_t children; /* number of children, or IS_LEAF */
     PyObject *keys;      /* of a Dict: a tuple of str and int */
+    Leaf leaf;
 } Node;
 
 enum { IS_LEAF = -1 };
 
 /* An observation or action. */
 typedef struct {
-    Node nodes[MOST_NODES];
     int count;       /* number of nodes; 0: unsupported, always falls back to Python */
     int logs;        /* false for a single value of fixed size */
     uint32_t column; /* column of the first leaf */
     int64_t size;    /* bytes in the row */
+    Node nodes[MOST_NODES];
 } Tree;
 
 typedef struct {
     PyObject_HEAD
-    Tree action, observation;
     int64_t size, asked, reward, done; /* size of a row, and offsets in it */
     PyObject *memory;                  /* a memoryview */
     Py_buffer buffer;                  /* buffer of memory, held as long as memory */
@@ -69,11 +68,13 @@ typedef struct {
     int64_t at;                     /* offset of the next row */
     int64_t position;               /* offset of the next log entry; 0: begin() was never called */
     uint64_t count;                 /* number of log entries */
-    int64_t floor, least;           /* record_action() falls back if at is below floor; floor is at least `least` */
+    int64_t floor, least;           /* record_action() falls back if at is below floor, see set_floor() */
     int64_t result_bytes;           /* log bytes that record_action() leaves for the result */
     int64_t texts_begin, texts_end; /* offsets in the log of the texts of the last observation */
     unsigned long long texts_rows;  /* the number of rows at which these offsets are valid */
+    long long initial;              /* the row of the last initial observation; negative: in an earlier slab */
     char ended, only_floats, fast_actions, fast_results;
+    Tree action, observation;
 } RowSlab;
 
 /* Returns the bytes of a log entry with a payload of this size. */
@@ -112,8 +113,10 @@ static PyObject *no_room(void)
     return NULL;
 }
 
+/* Sets the floor: `least`, which is NEVER while the fast path is disabled, or more if the log needs it. After the end of
+ * an episode, only start() lets steps in again. */
 static inline void set_floor(RowSlab *self)
 {
-    int64_t above_log = self->position + RESERVE + self->result_bytes;
+    int64_t above_log = self->ended ? NEVER : self->position + RESERVE + self->result_bytes;
     self->floor = above_log > self->least ? above_log : self->least;
 }

@@ -59,6 +59,7 @@ static PyObject *begin(RowSlab *self, PyObject *args)
     begin_memory(&self->buffer, sequence);
     self->sequence = sequence;
     self->tag = (uint64_t)sequence << 32;
+    self->initial -= (long long)self->rows;
     self->rows = self->count = self->texts_rows = 0;
     self->logged = -1;
     self->ended = 0;
@@ -117,6 +118,11 @@ static PyObject *has_room(RowSlab *self, PyObject *args)
     }
     return PyBool_FromLong(row_at(self) >= 0 && log_bytes <= MOST_BYTES &&
                            self->at >= self->position + RESERVE + log_bytes);
+}
+
+static PyObject *is_between_episodes(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyBool_FromLong(self->ended && self->least != NEVER && self->logged < (long long)self->rows);
 }
 
 static PyObject *only_floats(RowSlab *self, PyObject *only)

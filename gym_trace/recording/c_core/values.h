@@ -15,8 +15,11 @@ static inline int fits(const Leaf *leaf, PyArrayObject *array)
     if (dtype != leaf->dtype && !(is_number(dtype) && PyArray_EquivTypes(dtype, leaf->dtype))) {
         return 0;
     }
-    return PyArray_NDIM(array) == leaf->dimensions &&
-           PyArray_CompareLists(PyArray_DIMS(array), leaf->shape, leaf->dimensions);
+    int same = PyArray_NDIM(array) == leaf->dimensions;
+    for (int i = 0; same && i < leaf->dimensions; i++) {
+        same = PyArray_DIM(array, i) == leaf->shape[i];
+    }
+    return same;
 }
 
 /* The bytes of a value. */
@@ -139,9 +142,9 @@ static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
 
 /* The values of the leaves of an observation or action. */
 typedef struct {
-    Value values[MOST_NODES];
     int count;
     int64_t log; /* their log bytes */
+    Value values[MOST_NODES];
 } Parts;
 
 static void release_parts(Parts *parts)
@@ -210,6 +213,10 @@ static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
     PyObject *leaves[MOST_NODES];
     parts->count = 0;
     parts->log = 0;
+    if (!tree->logs) { /* the usual case, faster */
+        parts->count = read_value(&tree->nodes[0].leaf, object, &parts->values[0]) == 0;
+        return parts->count - 1;
+    }
     int found = leaves_of(tree, object, leaves);
     for (int i = 0; parts->count < found; i++) {
         const Node *node = &tree->nodes[i];

@@ -15,7 +15,7 @@ from gym_trace.format.ring import log
 from gym_trace.format.ring.log import CONTINUE, END, FLAG, INITIAL, START, START_HAS_INITIAL, STOP
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.row_slab import EXACT_INTEGERS
-from gym_trace.recording.recorder import RECORDING, Phase, Recorder, State
+from gym_trace.recording.recorder import Phase, Recorder, State
 from gym_trace.recording.reset_record import Start
 from gym_trace.recording.single.slabs import FLAG_BYTES, Observed, RowSlabs
 
@@ -48,7 +48,7 @@ class EpisodeRecorder:
         """Set the state of a new writer."""
         self.episode: Start | None = None
         self._state = IDLE
-        self._run = (0, 0)  # the row of the initial observation, over all slabs, and the index of the step after it
+        self._first_step = 0  # index of the step after the initial observation
         self._annotations: dict[str, Any] = {}  # annotations of the next step
 
     @property
@@ -69,8 +69,8 @@ class EpisodeRecorder:
 
     def steps_taken(self) -> int:
         """Return the number of steps of the episode so far, including lost ones."""
-        initial_row, first_step = self._run
-        return first_step + max(0, self.slabs.next_row() - 1 - initial_row)  # its row may not be written yet
+        slab = self.slabs.slab
+        return self._first_step + max(0, slab.rows - 1 - slab.initial)  # its row may not be written yet
 
     def _continuation(self) -> tuple[Any, ...] | None:
         """Return the entry that continues the episode in the next slab: arguments of RowSlab.append()."""
@@ -90,23 +90,17 @@ class EpisodeRecorder:
     def try_begin_fast(self, start: Start, observation: Any) -> bool:
         """Begin an episode whose reset observation fits its space exactly; return False if begin() must be called."""
         recorder, slabs = self._recorder, self.slabs
-        if not (slabs.fast_results and slabs.is_begun) or recorder.needs_attention or recorder.phase is not RECORDING:
-            return False
         if slabs.logs_observations and not slabs.has_space_for_initial():
             return False
         # Before slab.start(): if Ctrl-C comes after that, the next reset ends the episode.
-        slab = slabs.slab
         recorder.next_episode += 1
-        self.episode, self._run = start, (slabs.base + slab.rows, 0)
+        self.episode, self._first_step = start, 0
         recorder.thread = get_ident()
-        episode, _, seed, reset_record, utc, monotonic = start
-        if not slab.start(episode, seed, utc, monotonic, reset_record, observation):
+        if not slabs.slab.start(start, observation):
             self.episode = None
             recorder.next_episode -= 1
             return False
         self._state = OPEN
-        if recorder.out.failure is None and recorder.phase is RECORDING:
-            slabs.enable_fast_path()
         return True
 
     def begin(self, start: Start, initial: bytes | None) -> None:
@@ -123,7 +117,7 @@ class EpisodeRecorder:
         if recorder.failed:
             return
         self.episode, self._state = start, PAUSED
-        self._run = (self.slabs.next_row(), 0)
+        self._set_run(0)
         if initial is not None:
             self._open(initial)
 
@@ -132,14 +126,20 @@ class EpisodeRecorder:
         if self._recorder.is_closed:
             return
         slabs, state = self.slabs, self.state
+        slabs.slab.disable_fast_path()
         self._state = PAUSED if state is OPEN else state
         slabs.make_space_for_initial()
         packed = slabs.put(observation)
         slabs.log(INITIAL, b"", 0, 0, first_step)
         if not slabs.is_begun:
             return
-        self._run = (slabs.next_row(), first_step)
+        self._set_run(first_step)
         self._open(packed)
+
+    def _set_run(self, first_step: int) -> None:
+        """Set the index of the step after an initial observation that is written next."""
+        slab = self.slabs.slab
+        slab.initial, self._first_step = slab.rows, first_step
 
     def _open(self, observation: bytes) -> None:
         self.slabs.slab.record_initial(observation)
@@ -172,17 +172,11 @@ class EpisodeRecorder:
             self._drop_incomplete_row()
         if self._state is not ENDED and not self._recorder.failed:  # steps that ended it may be missing
             self.end_without_row(outcome)
-        self.episode, self._state = None, IDLE
+        self.forget()
 
-    def try_end_fast(self) -> bool:
-        """Forget an episode that its last row has ended; return False if end() must be called."""
-        recorder, slab = self._recorder, self.slabs.slab
-        if not (self._state is OPEN and slab.ended and slab.logged < slab.rows) or self._annotations:
-            return False
-        if recorder.out.failure is not None or recorder.phase is not RECORDING:
-            return False
+    def forget(self) -> None:
+        """Forget an episode that its last row has ended; otherwise call end()."""
         self.episode, self._state = None, IDLE
-        return True
 
     def end_without_row(self, outcome: int) -> None:
         """End the episode at a step that is skipped, or at its initial observation. Later steps are another part."""
@@ -288,8 +282,7 @@ class EpisodeRecorder:
 
     def skip_step(self) -> None:
         """Count a step that is not recorded, while no run of steps is open."""
-        initial_row, first_step = self._run
-        self._run = (initial_row, first_step + 1)
+        self._first_step += 1
         self._annotations = {}
 
     # -- annotations --------------------------------------------------------------------------------------------------

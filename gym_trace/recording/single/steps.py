@@ -10,12 +10,14 @@ from gym_trace.data.layout import layout_of
 from gym_trace.data.packing import pack
 from gym_trace.data.tensors import plain_array
 from gym_trace.data.vocabulary import Outcome
+from gym_trace.errors import raise_if_of_signal
 from gym_trace.format.ring.row_layout import RowLayout
 from gym_trace.format.ring.segment import snapshot
 from gym_trace.format.wire import NO_SEED
+from gym_trace.recording.core import pcg64_state
 from gym_trace.recording.options import RecordingOptions, copied_schema, storage_in
 from gym_trace.recording.recorder import Recorder, using_recorder
-from gym_trace.recording.reset_record import NOTHING, packed_generator
+from gym_trace.recording.reset_record import NOTHING, PCG64, packed_generator
 from gym_trace.recording.single.episodes import ENDED, IDLE, OPEN, TAKEN_OVER, EpisodeRecorder
 from gym_trace.recording.single.slabs import Observed
 from gym_trace.storage.interrupts import held_back
@@ -84,24 +86,49 @@ class StepRecorder:
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
+    def usual_reset(self, env: Any, base_env: Any) -> tuple[Any, Any] | None:
+        """Reset an environment after a step that has ended its episode, and begin the next one.
+
+        Return None, before the reset, if upcoming() and begin() must be called instead; they do the same in more calls.
+        Since the last reset, the environment has emptied the caches of the processor, so each line counts.
+        """
+        if not (self._is_plain and self.slabs.slab.is_between_episodes()):
+            return None
+        try:
+            state = pcg64_state(base_env.np_random.bit_generator, PCG64)
+        except Exception as error:  # user code may raise anything
+            raise_if_of_signal(error)
+            return None
+        if state is None:
+            return None
+        recorder, episodes = self.recorder, self.episodes
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        episodes.forget()
+        result: tuple[Any, Any] = env.reset(seed=None, options=None)
+        recorder.is_in_use = True
+        try:
+            start = recorder.next_episode, self._lane, NO_SEED, state, utc, monotonic
+            if episodes.try_begin_fast(start, result[0]):
+                return result
+        finally:
+            recorder.is_in_use = False
+        self.begin((None, None, state, utc, monotonic), *result)
+        return result
+
     def upcoming(self, seed: int | None, options: dict[str, Any] | None, base_env: Any = None) -> Upcoming | None:
         """End the episode before a reset. Return the start of the next one, or None if it is not recorded.
 
         base_env: unwrapped environment; the state of its generator is recorded if there is no seed.
         """
-        recorder = self.recorder
-        recorder.is_in_use = True  # the decorator using_recorder() would take longer, here and in begin()
-        try:
-            if self._is_plain and self.episodes.try_end_fast():
-                self._kind, self._unseen = _USUAL, False
-            elif not self._end_before_reset():
-                return None
-            utc, monotonic = time.time_ns(), time.monotonic_ns()
-            state = packed_generator(base_env) if seed is None and base_env is not None else None
-            return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
-        finally:
-            recorder.is_in_use = False
+        if self._is_plain and self.slabs.slab.is_between_episodes():
+            self.episodes.forget()
+        elif not self._end_before_reset():
+            return None
+        state = packed_generator(base_env) if seed is None and base_env is not None else None
+        packed = None if options is None else self.recorder.packed("reset", options)
+        return seed, packed, state, time.time_ns(), time.monotonic_ns()
 
+    @using_recorder
     def _end_before_reset(self) -> bool:
         """End the episode before a reset; return True if the next one is recorded."""
         recorder, filters = self.recorder, self.filters
@@ -119,7 +146,7 @@ class StepRecorder:
     def begin(self, upcoming: Upcoming, observation: Any, info: Any) -> None:
         """Begin an episode with the observation and info of its reset."""
         recorder = self.recorder
-        recorder.is_in_use = True
+        recorder.is_in_use = True  # the decorator using_recorder() would take longer
         try:
             seed, options, state, utc, monotonic = upcoming
             if seed is None and options is None and not self._infos:

@@ -108,10 +108,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             7
         """
         steps = self._steps
-        if self._video is None:
-            upcoming = steps.upcoming(seed, options, self._base_env)
-        else:
-            upcoming = self._upcoming(seed, options, self._base_env)
+        if seed is None and options is None and self._video is None:
+            usual = steps.usual_reset(self.env, self._base_env)
+            if usual is not None:
+                return usual
+        upcoming = self._upcoming(seed, options, self._base_env)
         result = observation, info = self.env.reset(seed=seed, options=options)
         if upcoming is not None:
             steps.begin(upcoming, observation, info)
