@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 import gym_trace
+from gym_trace.storage import is_url
 from gym_trace_cli import show
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, trace_argument
@@ -254,8 +255,10 @@ def _health(info: Info) -> Iterator[str]:
     states = [writer["state"] for writer in info["writers"]]
     dead = states.count("killed") + states.count("failed")
     if dead:
-        end = "stopped" if "killed" not in states else "died"
-        yield f"{show.count(dead, 'writer')} {end} while recording: episodes left open have the outcome lost"
+        end = "stopped while recording" if "killed" not in states else "died while recording"
+        if is_url(directory) and "killed" in states:  # which shows no locks
+            end = f"did not close, or {'record' if dead > 1 else 'records'} elsewhere"
+        yield f"{show.count(dead, 'writer')} {end}: episodes left open have the outcome lost"
     repair = show.command("edit", "repair", directory, "-o", "NEW")
     if damage:
         yield f"{show.command('check', directory)} names all damage, {repair} saves the rest"

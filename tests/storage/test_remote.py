@@ -194,6 +194,13 @@ def test_commands_read_urls(tmp_path: Path, web: Web) -> None:
     assert run("info", f"{web.url}/nothing").exit_code == 1
 
 
+def test_no_command_says_that_a_writer_at_a_url_was_killed(web: Web) -> None:
+    url = served(Path(__file__).parents[2] / "sample_traces/format-1.3/killed", web)
+    told = "1 writer did not close, or records elsewhere: episodes left open have the outcome lost"
+    assert told in run("info", url).output
+    assert "note: writer sample did not close, or records elsewhere\n" in run("check", url).output
+
+
 def test_names_txt_names_the_files_where_a_server_lists_none(tmp_path: Path, web: Web) -> None:
     recorded(tmp_path / "t", episodes=2)
     url = served(tmp_path / "t", web)

@@ -45,6 +45,7 @@ from gym_trace.format.ring.recovered import read_ring
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.origins import origin_numbers, origin_problem
 from gym_trace.playback.ring_tail import RingTail, tail_of
+from gym_trace.storage import is_url
 from gym_trace.storage.protocol import Reader, ReadStorage, Span
 from gym_trace.tools.integrity.manifest_check import ManifestCheck, SealedBatch
 
@@ -154,7 +155,7 @@ def examinations(
             report.remarks.append(f"{paths[0]}: {note}; the same of {len(paths) - 1:,} other files")
         else:
             report.remarks += [f"{path}: {note}" for path in paths]
-    report.remarks += _remarks_about(unclosed)
+    report.remarks += _remarks_about(unclosed, is_url(storage.root))
 
 
 class Unclosed(NamedTuple):
@@ -172,8 +173,11 @@ class Unclosed(NamedTuple):
     actions: list[str]
 
 
-def _remarks_about(unclosed: list[Unclosed]) -> list[str]:
-    """Return one line for all killed writers, and one for each writer that stopped with an error."""
+def _remarks_about(unclosed: list[Unclosed], is_remote: bool) -> list[str]:
+    """Return one line for all killed writers, and one for each writer that stopped with an error.
+
+    is_remote: locks cannot be seen, so that the process may be alive.
+    """
     killed = [writer for writer in unclosed if writer.failure is None]
     lines = [
         f"writer {one.writer} stopped recording: {one.failure}{_unsealed_data(one.steps, one.actions)}"
@@ -182,8 +186,12 @@ def _remarks_about(unclosed: list[Unclosed]) -> list[str]:
     ]
     if killed:
         data = _unsealed_data(sum(one.steps for one in killed), [text for one in killed for text in one.actions])
-        who = f"writer {killed[0].writer} was" if len(killed) == 1 else f"{len(killed):,} writers were"
-        lines.insert(0, f"{who} killed{data}")
+        if len(killed) == 1:
+            end = "did not close, or records elsewhere" if is_remote else "was killed"
+            lines.insert(0, f"writer {killed[0].writer} {end}{data}")
+        else:
+            end = "did not close, or record elsewhere" if is_remote else "were killed"
+            lines.insert(0, f"{len(killed):,} writers {end}{data}")
     return lines
 
 
