@@ -63,6 +63,7 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
             print_as_json(view)
         else:
             print_episodes(view, trace)
+        show.warn_of_damage(redacted(directories[0]), trace)
         if not is_url(directories[0]) and (below := list(gym_trace.find_traces(directories[0]))[1:]):
             names = ", ".join(os.path.relpath(path, directories[0]) for path in below[:_LISTED_BELOW])
             more = ", …" * (len(below) > _LISTED_BELOW)

@@ -21,6 +21,7 @@ import click
 from gym_trace.printable import printable as printable
 
 if TYPE_CHECKING:
+    from gym_trace import Trace
     from gym_trace.results import Return
 
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
@@ -109,6 +110,13 @@ def damage(path: str, start: int, end: int, problem: str) -> str:
     """Format a damaged range of a file; start and end in bytes, both 0 for the whole file."""
     where = f"bytes {start} to {end}: " if end else ""
     return printable(f"{path}: {where}{problem}")
+
+
+def warn_of_damage(directory: str, trace: Trace) -> None:
+    """Print a warning if damage was found in the trace: episodes may be missing."""
+    if trace.damage:
+        places = count(len(trace.damage), "damaged place")
+        click.echo(f"warning: {printable(directory)}: {places} skipped; see {command('check', directory)}", err=True)
 
 
 def curve(values: Sequence[float | None], width: int = 60) -> str:

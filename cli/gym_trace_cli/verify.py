@@ -14,6 +14,7 @@ import click
 import gym_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
 from gym_trace.printable import error_text, shown
+from gym_trace.storage import redacted
 from gym_trace_cli import show
 from gym_trace_cli.compare import print_comparison
 from gym_trace_cli.completion import TraceDirectory
@@ -270,7 +271,7 @@ def _jsonable(value: Any) -> Any:
 @section("Output", json_option)
 def diff(first: str, second: str, selection: Selection, comparison: dict[str, Any], as_json: bool) -> int:
     """Compare the episodes of traces A and B, bit for bit.
-    Exit code: 0 same, 3 different.
+    Exit code: 0 same, 3 different, 5 damaged.
 
     If no episode matches, or other policies played from the same seeds, they are
     also compared as runs, as by 'compare'.
@@ -316,6 +317,12 @@ def diff(first: str, second: str, selection: Selection, comparison: dict[str, An
             click.echo(f"{why}; compared as runs, see {show.command('compare', first, second)}:")
             print_comparison(runs)
         else:
-            verdict = "identical" if identical else f"of which {show.count(same)} are the same"
+            is_exact = not (comparison["atol"] or comparison["rtol"] or comparison["tolerances"])
+            all_of_them = "identical" if is_exact else "the same within the tolerance"
+            verdict = all_of_them if identical else f"of which {show.count(same)} are the same"
             click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
-    return FINE if identical else DIFFERS
+    for directory, whole in zip((first, second), opened):
+        show.warn_of_damage(redacted(directory), whole)
+    if not identical:
+        return DIFFERS
+    return DAMAGED if any(whole.damage for whole in opened) else FINE

@@ -89,6 +89,18 @@ def test_ls_distinguishes_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert f"{tmp_path}/gone is damaged: " in result.stderr
 
 
+def test_ls_and_diff_warn_of_episodes_lost_by_damage(tmp_path: Path) -> None:
+    for name in ("whole", "cut"):
+        shutil.copytree(SAMPLES / "batches", tmp_path / name)
+    (batch, *_) = sorted((tmp_path / "cut").glob("*.gtb"))
+    batch.write_bytes(batch.read_bytes()[:-64])
+    warning = f"warning: {tmp_path}/cut: 1 damaged place skipped; see 'gym-trace check {tmp_path}/cut'\n"
+    assert warning in run("ls", tmp_path / "cut").stderr
+    assert run("ls", tmp_path / "whole").stderr == ""
+    same = run("diff", tmp_path / "whole", tmp_path / "cut")
+    assert (same.exit_code, same.stdout, same.stderr) == (5, "4 episodes, identical\n", warning)
+
+
 def test_a_trace_that_is_being_recorded_says_so(tmp_path: Path) -> None:
     with TraceRecordingWrapper(CountingEnv(), tmp_path / "a" / "live") as env:
         env.reset(seed=0)

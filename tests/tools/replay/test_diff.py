@@ -38,6 +38,7 @@ def test_the_first_difference_is_found_by_step_and_leaf(tmp_path: Path) -> None:
     assert differences(a, b) == [(1, 9, "rewards")]
     assert differences(a, b, ignore=["rewards"]) == []
     assert differences(a, b, atol=1e-9) == []
+    assert ok("diff", a, b, "--tolerance", "atol=1e-9").stdout == "3 episodes, the same within the tolerance\n"
 
 
 def test_other_actions_are_found_before_what_they_lead_to(tmp_path: Path) -> None:
