@@ -87,7 +87,7 @@ def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.Pa
 
 
 def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
-    if not all(hasattr(trace, "directory") for trace in traces):
+    if not (traces and all(hasattr(trace, "directory") for trace in traces)):
         raise InvalidOption("traces: pass a list of opened traces, such as [open_trace(directory)]")
     steps = TraceDataset(STEPS, [share_of(trace) for trace in traces])
     tables = {STEPS: steps, EPISODES: steps.of_same(EPISODES)}

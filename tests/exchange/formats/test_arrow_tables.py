@@ -463,7 +463,7 @@ def test_a_full_disk_ends_a_query_with_an_error_of_one_line(recorded: Path, tmp_
 
 def test_a_query_of_something_else_than_a_list_of_traces_raises(recorded: Path) -> None:
     pytest.importorskip("duckdb")
-    given: list[Any] = [open_trace(recorded), str(recorded), [recorded]]
+    given: list[Any] = [open_trace(recorded), str(recorded), [recorded], []]
     for traces in given:
         with pytest.raises(InvalidOption, match="pass a list of opened traces"):
             gym_trace.query("SELECT 1", traces)
