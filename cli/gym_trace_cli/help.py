@@ -37,6 +37,7 @@ HINTS = {
     "--schedule": "use --episodes ::N",
     "--render-mode": "use --env-arg render_mode=MODE",
     **dict.fromkeys(("--nice", "--cpus"), "use the commands nice and taskset"),
+    **dict.fromkeys(("--cache", "--cache-limit", "--debug"), "pass it before the command, after gym-trace"),
 }
 
 

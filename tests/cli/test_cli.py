@@ -102,6 +102,7 @@ def test_rare_options_are_in_the_full_help_alone() -> None:
     [
         ("ls t --best 3", "use --sort -return --limit N"), ("replay t --verify", "use gym-trace verify"),
         ("record CartPole-v1 --append", "use --on-exist append"),
+        ("ls --cache cache s3://bucket/traces", "pass it before the command, after gym-trace"),
         ("verify t --seed 3", "use --sort random:SEED or --where 'seed == N'"),
     ],
 )  # fmt: skip
