@@ -30,7 +30,9 @@ __all__ = ["read_trace"]
 
 _SAMPLED_TRACES = 8  # opened to estimate the size of all traces
 _BLOCK_BYTES = 32 << 20  # per Arrow table
-_LEAST_TASKS = 512  # if there are enough traces; a task that opens fewer traces yields its first block sooner
+_TASK_BYTES, _TASK_TRACES = 128 << 20, 16  # per task: Ray's CPU time for one could read 50,000 steps or open ten traces
+_LEAST_TASK_BYTES = 1 << 20  # per task, where processors would be idle otherwise
+_TASKS_PER_CPU = 2
 
 
 def read_trace(
@@ -53,7 +55,8 @@ def read_trace(
             its traces are opened here. The dataset has the columns of the first trace; additional columns of others
             are left out.
         columns, where, table: see Trace.to_arrow.
-        options: of ray.data.read_datasource, such as override_num_blocks or concurrency.
+        options: of ray.data.read_datasource, such as concurrency or override_num_blocks (default: one per 128 MiB or
+            16 traces, and more for a table that would leave processors of the cluster idle).
 
     Raises:
         InvalidOption, TraceNotFound. While the dataset is read: InvalidOption if the type of a column differs between
@@ -69,7 +72,8 @@ def read_trace(
         source = _OneTrace(as_trace(traces), table)
     else:
         source = _Traces(list(traces), table)
-    return ray.data.read_datasource(source.limited(columns, where), **options)
+    source = source.limited(columns, where)
+    return ray.data.read_datasource(source, **{"override_num_blocks": source.tasks(), **options})
 
 
 class _Source(Datasource):
@@ -114,6 +118,14 @@ class _Source(Datasource):
     def estimate_inmemory_data_size(self) -> int:
         return self._rows * self._row_bytes
 
+    def tasks(self) -> int:
+        """Return a number of read tasks. Ray's default is one per MiB, up to 200."""
+        raise NotImplementedError
+
+    def _tasks(self, least: int, most: int) -> int:
+        for_processors = _TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1))
+        return max(1, least, min(for_processors, most), self.estimate_inmemory_data_size() // _TASK_BYTES)
+
     def _task(self, dataset: Callable[[], TraceDataset], rows: int, files: list[str]) -> ReadTask:
         predicate = self.get_current_predicate()
         expression = None if predicate is None else predicate.to_pyarrow()
@@ -134,6 +146,9 @@ class _OneTrace(_Source):
     def __init__(self, trace: Trace, table: str):
         self._trace = trace
         super().__init__(table, trace.to_dataset(table), int(index_of(trace)["steps"].sum()), len(trace))
+
+    def tasks(self) -> int:
+        return self._tasks(1, self.estimate_inmemory_data_size() // _LEAST_TASK_BYTES)
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
         return [
@@ -159,8 +174,11 @@ class _Traces(_Source):
         factor = len(traces) / len(opened)
         super().__init__(table, _dataset_of(table, traces[:1]), round(steps * factor), round(episodes * factor))
 
+    def tasks(self) -> int:
+        return self._tasks(len(self._traces) // _TASK_TRACES, len(self._traces))
+
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
-        count = min(len(self._traces), max(parallelism, _LEAST_TASKS))
+        count = min(len(self._traces), parallelism)
         bounds = np.linspace(0, len(self._traces), count + 1).astype(int).tolist()
         groups = (self._traces[begin:end] for begin, end in pairwise(bounds))
         return [

@@ -52,10 +52,12 @@ def running() -> Any:
     return local_ray.start()
 
 
-def test_ray_reads_the_steps_of_a_scan(running: Any, trace: Any) -> None:
+def test_ray_reads_the_steps_of_a_scan(running: Any, trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = running.data.DataContext.get_current().execution_options
+    monkeypatch.setattr(options, "preserve_order", True)
     read = gym_trace.exchange.ray.read_trace(trace.directory, override_num_blocks=3)
     batches = list(read.iter_batches(batch_size=None, batch_format="pyarrow"))
-    found = pa.concat_tables(batches).sort_by([("episode", "ascending"), ("step", "ascending")])
+    found = pa.concat_tables(batches)
     expected = trace.to_arrow().read_all()
     assert len(batches) >= 3
     assert found.num_rows == read.count() == len(expected)
@@ -93,9 +95,22 @@ def test_ray_reads_many_traces_by_their_paths_alone(running: Any, tmp_path: Path
     }
     source = gym_trace.exchange.ray._Traces(directories, "steps").limited(None, None)
     tasks = source.get_read_tasks(20)
-    assert len(tasks) == 60
+    assert len(tasks) == 20
     assert max(len(pickle.dumps(task.read_fn)) for task in tasks) < 3000
     assert sum(task.metadata.num_rows for task in tasks) == pytest.approx(rows.sum() + 60, rel=0.5)
+
+
+def test_ray_gets_few_tasks_that_fill_the_processors(running: Any, trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = gym_trace.exchange.ray
+    one, many = module._OneTrace(trace, "steps"), module._Traces([trace] * 100, "steps")
+    size = one.estimate_inmemory_data_size()
+    monkeypatch.setattr(module, "_TASK_BYTES", many.estimate_inmemory_data_size())
+    monkeypatch.setattr(module, "_LEAST_TASK_BYTES", size // 50)
+    for processors, expected in ((1, (2, 6)), (4, (8, 8)), (1000, (50, 100))):
+        monkeypatch.setattr(module.ray, "cluster_resources", lambda processors=processors: {"CPU": processors})
+        assert (one.tasks(), many.tasks()) == expected
+    monkeypatch.setattr(module, "_TASK_BYTES", size // 2500)
+    assert one.tasks() >= 2500
 
 
 def test_ray_rejects_what_is_not_there(running: Any, trace: Any) -> None:
