@@ -139,6 +139,18 @@ def test_a_missing_bucket_is_reported_at_once(store: Faults, url: str, tmp_path:
     assert sum(store.counts.values()) - begin < 5
 
 
+def test_commands_print_no_warnings_of_the_clients(
+    store: Faults, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TraceRecordingWrapper(CountingEnv(), tmp_path / "t") as env:
+        play(env, 1)
+    push(tmp_path / "t", url)
+    monkeypatch.delenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", raising=False)  # gym-trace sets it, before it imports gcsfs
+    command = [sys.executable, "-m", "gym_trace", "info", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_recording_left_open_is_published_at_exit(store: Faults, url: str) -> None:
     code = (
         "import sys; from gym_trace import TraceRecordingWrapper\n"
