@@ -79,8 +79,13 @@ class EpisodeIndex:
 
     def has_rows_of(self, other: EpisodeIndex) -> bool:
         """Return True if both have the same columns, bit for bit. Keeps none: 10 million rows take 1.3 GB."""
-        columns = ([one._column(name).tobytes() for one in (self, other)] for name in EPISODE.names or ())
-        return all(column == expected for column, expected in columns)
+        begins = range(0, len(self), ROWS_AT_ONCE)
+        pages = [(begin, min(begin + ROWS_AT_ONCE, len(self))) for begin in begins]
+        return len(self) == len(other) and all(
+            self._column(name, *page).tobytes() == other._column(name, *page).tobytes()
+            for name in EPISODE.names or ()
+            for page in pages
+        )
 
     @property
     def table(self) -> Array:

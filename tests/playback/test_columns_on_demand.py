@@ -182,6 +182,19 @@ def test_a_trace_of_many_episodes_is_opened_in_little_memory_for_each(many: Path
     assert peak < 150 * fragments
 
 
+def test_tables_of_many_episodes_are_compared_in_little_memory(many: Path) -> None:
+    one, same_one = index_of(open_trace(many)), index_of(open_trace(many))
+    assert one.has_rows_of(same_one)  # decodes the fragments
+    tracemalloc.start()
+    assert one.has_rows_of(same_one)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * len(one)
+    other = index_of(open_trace(many)[np.append(np.arange(len(one) - 1), 0)])
+    assert not one.has_rows_of(other)
+    assert not one.has_rows_of(index_of(open_trace(many)[:-1]))
+
+
 def test_columns_records_and_scans_of_many_episodes_equal_their_table(many: Path) -> None:
     trace, again = open_trace(many), open_trace(many)
     table = trace.episodes
