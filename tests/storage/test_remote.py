@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ import fsspec
 import gymnasium
 import numpy as np
 import pytest
-from faulty_server import QuietHandler, Web, serving
+from faulty_server import QuietHandler, Web, running, serving
 from faulty_store import FaultyFileSystem
 from gymnasium import spaces
 from memory_storage import MemoryStorage
@@ -256,6 +257,25 @@ def test_a_reason_is_found_in_the_answer_of_a_store(tmp_path: Path, answer: str,
     with pytest.raises(RemoteError, match=said):
         open_trace(f"faulty:/{tmp_path}/x")
     assert len(FaultyFileSystem.calls) == tries
+
+
+def test_a_large_upload_has_more_time_than_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(QuietHandler):
+        def do_PUT(self) -> None:  # noqa: N802 - name of http.server
+            self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(1)
+            self.answer(200, b"", {"ETag": '"1"'})
+
+    monkeypatch.setitem(stores._CLIENT_OPTIONS, "timeout", "300ms")
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "k")
+    with running(Slow) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        store = stores.store_at("s3://b/t")
+        store.put("large", bytes(2 << 20), new=True)
+        with pytest.raises(Exception, match="PUT") as raised:
+            store.put("small", b"1", new=True)
+        assert objects.reason_of(raised.value)[0] == "timed out"
 
 
 def test_a_short_answer_is_fetched_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -36,6 +37,8 @@ _S3_KEYS = (  # environment variables in which obstore finds credentials
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 _CLIENT_OPTIONS = {"timeout": "60s", "connect_timeout": "10s", "allow_http": True}
+_SMALL_BYTES = 1 << 20  # a larger object is uploaded with another timeout, which includes the time to send it
+_UPLOAD_TIMEOUT = "900s"  # four batches of 64 MiB at the same time need 2.4 Mbit/s
 _PROFILE_LASTS = timedelta(minutes=30)
 _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_ID")
 _VERSIONS = ("ETag", "etag", "e_tag", "md5", "content_md5", "Content-MD5", "blob_id", "oid")
@@ -115,17 +118,22 @@ class ObstoreStore(ObjectStore):
         import obstore
 
         self._obstore = obstore
-        settings: dict[str, Any] = {"client_options": _CLIENT_OPTIONS, "retry_config": {"max_retries": 0}}
+        settings: dict[str, Any] = {"retry_config": {"max_retries": 0}}
         try:
             if kind.__name__ == "S3Store":  # which verifies uploads with the checksum
                 settings |= {"checksum_algorithm": "SHA256", **_profile_settings(url)}
-            self._store = kind.from_url(url, **settings)
+            self._made = partial(kind.from_url, url, **settings)
+            self._store = self._made(client_options=_CLIENT_OPTIONS)
         except MissingExtra:
             raise
         except Exception as error:
             raise RemoteError(
                 f"{redacted(url)}: {type(error).__name__}; check the URL and the settings of the store"
             ) from None
+
+    @cached_property
+    def _patient(self) -> Any:
+        return self._made(client_options={**_CLIENT_OPTIONS, "timeout": _UPLOAD_TIMEOUT})
 
     def entries(self) -> dict[str, StoredObject]:
         with _translated(self._obstore):
@@ -145,14 +153,16 @@ class ObstoreStore(ObjectStore):
             return bytes(self._obstore.get(self._store, wanted.name, options=options).bytes())
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        store = self._store if size <= _SMALL_BYTES else self._patient
         with _translated(self._obstore):
-            if isinstance(content, Path) and content.stat().st_size > _MOST_IN_ONE_PUT:
+            if isinstance(content, Path) and size > _MOST_IN_ONE_PUT:
                 if new and name in self.entries():  # an upload in parts has no mode "create"
                     raise FileExistsError(name)
-                self._obstore.put(self._store, name, content, chunk_size=_PART_BYTES, max_concurrency=4)
+                self._obstore.put(store, name, content, chunk_size=_PART_BYTES, max_concurrency=4)
                 return
             mode: Literal["create", "overwrite"] = "create" if new else "overwrite"
-            self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+            self._obstore.put(store, name, content, mode=mode, use_multipart=False)
 
 
 @contextmanager
