@@ -448,6 +448,28 @@ def test_blocks_are_fetched_once(tmp_path: Path) -> None:
     assert {call for call, _ in FaultyFileSystem.calls} == {"ls"}
 
 
+def test_a_cache_on_the_disk_has_a_block_once_any_process_put_it(tmp_path: Path) -> None:
+    one, other = DiskBlocks(tmp_path / "cache"), DiskBlocks(tmp_path / "cache")
+    key = "0" * 40
+    one.put(key, 0, b"a")
+    assert one.has(key, [0])
+    assert not one.has(key, [0, 1])
+    other.put(key, 1, b"b")
+    assert one.has(key, [0, 1])
+    assert one.get(key, 1) == b"b"
+    assert one.get(key, 2) is None
+
+
+def test_opening_with_a_cache_on_the_disk_fetches_each_manifest_once(tmp_path: Path, web: Web) -> None:
+    with TraceRecordingWrapper(Noise(), tmp_path / "t") as env:
+        play(env, 1)
+    web.files = {f"/t/{path.name}": path.read_bytes() for path in (tmp_path / "t").iterdir()}
+    web.files["/t/names.txt"] = "\n".join(path.name for path in (tmp_path / "t").iterdir()).encode()
+    open_trace(RemoteStorage(f"{web.url}/t", DiskBlocks(tmp_path / "cache")))
+    fetched = [path for method, path, _ in web.requests if method == "GET" and path.endswith(".jsonl")]
+    assert len(fetched) == 1
+
+
 def test_the_cache_stays_under_its_limit_and_keeps_what_was_used_last(tmp_path: Path) -> None:
     limit = 8 << 20
     cache = DiskBlocks(tmp_path, limit)

@@ -130,15 +130,17 @@ class _BlockFile:
         self._read_sums()
 
     def has(self, index: int) -> bool:
+        if not self._sums["length"][index]:
+            self._read_sums()
         return bool(self._sums["length"][index])
 
     def read(self, index: int) -> bytes | None:
         if not self.has(index):
-            self._read_sums()
+            return None
         crc, length = self._sums[index].tolist()
         block = os.pread(self._fd, length, _FIRST_BLOCK + index * BLOCK)
         if index not in self._verified:
-            if not length or len(block) != length or zlib.crc32(block) != crc:
+            if len(block) != length or zlib.crc32(block) != crc:
                 return None
             self._verified.add(index)
         return block
@@ -149,7 +151,7 @@ class _BlockFile:
         os.pwrite(self._fd, entry.tobytes(), index * _SUM.itemsize)  # last, because it makes the block valid
 
     def _read_sums(self) -> None:
-        """Read the checksums again, as other processes may have added blocks."""
+        """Read the checksums again, as write() or other processes may have added blocks."""
         raw = os.pread(self._fd, _BLOCKS_PER_FILE * _SUM.itemsize, 0).ljust(_BLOCKS_PER_FILE * _SUM.itemsize, b"\0")
         sums = np.frombuffer(raw, _SUM).copy()
         sums["length"][sums["length"] > BLOCK] = 0
