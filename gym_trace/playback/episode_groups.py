@@ -69,7 +69,7 @@ class EpisodeGroup:
         self._stored, self._asked, self._skip = StoredRows(reader, rows), asked, skip
         self._chunks = {number: chunks[number] for number in self._stored.chunks}
         self._columns: dict[str, _Column | None] = {}  # None: all episodes are assembled
-        self._bounds: dict[bool, tuple[list[int], list[int]]] = {}  # of steps, and of observations
+        self._bounds: dict[bool, tuple[list[int], list[int]]] = {}  # bounds of steps (True), and of observations
         steps, is_alone = self._stored.lengths, self._stored.is_alone
         others = np.flatnonzero(~is_alone & (steps > 0))
         leaves = [leaf for layout in reader.layouts[:2] for leaf in layout.leaves()]

@@ -314,7 +314,7 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
     """
     opens = fragments.narrow("flags") & wire.HAS_INITIAL > 0  # a part begins here
     others = np.flatnonzero(~opens)
-    order: Array | None = None  # the fragments; None: all, as they are
+    order: Array | None = None  # indices of the fragments to use, in order; None: all, as stored
     if among is not None or not (fragments.column("steps", others) > 0).all():
         carries = opens | (fragments.steps > 0)
         order = np.flatnonzero(carries) if among is None else among[carries[among]]

@@ -25,7 +25,7 @@ from gym_trace.storage.protocol import Overwritten, ReadStorage
 _CACHE_BYTES = 64 << 20  # decoded chunks that random access keeps
 _OBJECT_FACTOR = 9  # estimate: additional bytes of decoded objects per byte of MessagePack
 _OVERHEAD = 1 << 8  # estimate: additional bytes per chunk, and per column
-_ATTEMPTS = 10  # most, of opening a URL while its manifests are overwritten
+_ATTEMPTS = 10  # attempts to open a URL while its manifests are overwritten
 _T = TypeVar("_T")
 _Columns = str | Path | frozenset[str | Path]
 _Key = tuple["weakref.ref[BatchReader]", int, _Columns]

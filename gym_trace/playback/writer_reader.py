@@ -166,7 +166,7 @@ class WriterReader:
         self._starts: dict[int, tuple[Array, Array]] = {}  # reset records of the latest chunks, and their ranks
         self._about: WriterSchema | None = None
         self._has_missed = False
-        self._versions: _Versions | None = None  # of the files of a dead writer, when they were read
+        self._versions: _Versions | None = None  # sizes and versions of its files if it was dead when they were read
         self._read(files)
 
     def refreshed(self, files: WriterFiles) -> WriterReader:

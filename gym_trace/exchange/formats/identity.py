@@ -141,7 +141,8 @@ def _of_start(start: dict[str, Any], is_large: bool) -> str:
     return f", {json_text(known)[1:-1]}" if known else ""
 
 
-_NONE, _SEVERAL = 4, 5  # how an episode ended: 1 if terminated, 2 more if truncated; without steps; flagged before, too
+# Ends of episodes: 1 if terminated, plus 2 if truncated; _NONE without steps; _SEVERAL if other steps are flagged.
+_NONE, _SEVERAL = 4, 5
 
 
 def _ends_of(trace: Trace, writers: Array, rows: Array) -> Array:

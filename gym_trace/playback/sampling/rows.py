@@ -495,7 +495,7 @@ class _Run(NamedTuple):
     shift: int
 
 
-_Runs = tuple[list[_Run], list[_Run]]  # of observations, and of steps
+_Runs = tuple[list[_Run], list[_Run]]  # runs of observations, and runs of steps
 
 
 def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:

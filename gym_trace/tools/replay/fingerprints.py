@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from gym_trace.data.episode import Episode
 from gym_trace.data.packing import pack, pack_lenient
 from gym_trace.data.values import Array
-from gym_trace.playback.episode_index import index_of
-from gym_trace.playback.episode_scan import scan_groups
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
 
 CONTENT = ("observations", "actions", "rewards")
 
@@ -25,31 +24,19 @@ def content_hashes(trace: Trace, indices: Array, columns: Collection[str] = CONT
     Episodes with equal hashes are equal bit for bit, including dtypes and shapes. Episodes with different hashes may
     still be equal. Raises CorruptTrace.
     """
+    whole, positions = np.unique(index_of(trace).whole_indices[indices], return_inverse=True)
+    hashes = [_hash(episode, columns) for episode in whole_of(trace).scan(columns, whole)] if columns else []
     found: list[bytes | None] = [None] * len(trace)
-    index = index_of(trace)
-    writers, rows = index["writer"][indices], index.rows[indices]
-    for number in np.unique(writers).tolist() if columns else ():
-        own = np.flatnonzero(writers == number)
-        own = own[np.argsort(rows[own], kind="stable")]
-        own_rows, own_indices = rows[own], indices[own].tolist()
-        for row, content in _hashed(index.readers[number], own_rows, columns):
-            begin, end = own_rows.searchsorted((row, row + 1)).tolist()  # a view may have an episode several times
-            for i in own_indices[begin:end]:
-                found[i] = content
+    for index, position in zip(indices.tolist(), positions.tolist() if columns else ()):
+        found[index] = hashes[position]
     return found
 
 
-def _hashed(writer: WriterReader, rows: Array, columns: Collection[str]) -> Iterator[tuple[int, bytes]]:
-    if writer.damage:
-        raise writer.damage[0].error()
-    wanted = np.zeros(len(writer.parts), bool)
-    wanted[rows] = True
-    for group in scan_groups(writer, frozenset(columns), wanted):
-        for i, row in enumerate(group.rows.tolist()):
-            hashed = blake2b(digest_size=16)
-            for name in columns:
-                _add(hashed, group.column(name, i))
-            yield row, hashed.digest()
+def _hash(episode: Episode, columns: Collection[str]) -> bytes:
+    hashed = blake2b(digest_size=16)
+    for name in columns:
+        _add(hashed, getattr(episode, name))
+    return hashed.digest()
 
 
 def _add(hashed: Any, value: Any) -> None:
