@@ -1,6 +1,7 @@
 """Arrays that were read belong to the caller."""
 
 import gc
+import pickle
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from gymnasium import spaces
 from runs import record_lengths, record_nested
 from scripted_env import CountingEnv, Result, ScriptedEnv, bits
+from trace_contents import record_anything
 from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
@@ -174,3 +176,27 @@ def test_episodes_of_a_scan_that_are_kept_read_their_other_columns_later(tmp_pat
     assert len(kept) > 60
     for episode in kept:
         assert bits(COLUMNS_OF(episode)) == bits(COLUMNS_OF(trace[episode.index]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(5))
+def test_every_way_to_read_episodes_gives_the_same_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    record_anything(tmp_path / "t", random)
+    monkeypatch.setattr("gym_trace.playback.episode_groups._JOINED_BYTES", 400)
+    monkeypatch.setattr("gym_trace.playback.episode_groups._FEWEST", 1 + seed % 3)
+    kept_by(tmp_path / "t")
+    trace = open_trace(tmp_path / "t")
+    expected = [bits(COLUMNS_OF(trace[i])) for i in range(len(trace))]
+    some, order = np.flatnonzero(random.random(len(trace)) < 0.5), random.permutation(len(trace))
+    scans: list[tuple[Any, Any]] = [
+        (range(len(trace)), trace.scan()),
+        (range(len(trace)), trace.scan(on_damage="skip")),
+        (range(len(trace)), map(pickle.loads, map(pickle.dumps, trace.scan()))),
+        (some, trace.scan(episodes=some)),
+        (order, trace[order].scan()),
+    ]
+    for indices, episodes in scans:
+        assert [bits(COLUMNS_OF(episode)) for episode in episodes] == [expected[i] for i in indices]
