@@ -12,6 +12,7 @@ from gym_trace.data.episode import Episode
 from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import SCANNED
 from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.kernels import ranges
 from gym_trace.playback.episode_groups import EpisodeGroup, Scanned
 from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.episode_table import EpisodeRecord
@@ -114,6 +115,7 @@ def scan_groups(
 
 def arrays_of(writer: WriterReader) -> Iterator[_Arrays]:
     """Yield (observations, actions, rewards) of each episode: the fastest scan of a whole trace."""
+    raise_or_report(writer, None)
     for group in scan_groups(writer, frozenset(_CALLBACK), np.ones(len(writer.parts), np.bool_)):
         group.decode()
         yield from zip(*map(group.each, _CALLBACK))
@@ -137,7 +139,7 @@ def readable_parts(content: EpisodeIndex, columns: frozenset[str], on_damage: On
         order = np.argsort(row, kind="stable")
         low, high = (np.searchsorted(row[order], rows[mine], side=side) for side in ("left", "right"))
         counts = high - low
-        chosen = order[np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)]
+        chosen = order[ranges(low, counts)]
         owners.append(np.repeat(mine, counts))
         found.append(count + chosen)
         count += len(parts)

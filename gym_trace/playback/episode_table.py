@@ -14,6 +14,7 @@ from gym_trace.data.values import Array
 from gym_trace.data.vocabulary import OUTCOMES, Outcome
 from gym_trace.format import wire
 from gym_trace.format.fragments import Fragments, RowIndex
+from gym_trace.format.kernels import ranges
 from gym_trace.format.ring.pending import Pending
 
 EPISODE = np.dtype(
@@ -270,7 +271,7 @@ class EpisodeRuns:
         else:
             sizes = ends - begins
             at = np.cumsum(sizes) - sizes
-            own = self.fragments[np.repeat(begins - at, sizes) + np.arange(int(sizes.sum()))]
+            own = self.fragments[ranges(begins, sizes)]
         found = self._stored.column("reward_sum", own) if values is None else values[own]
         found = found.astype(dtype)
         return found if len(found) == len(at) else np.add.reduceat(found, at)
@@ -342,8 +343,7 @@ def episode_runs(fragments: Fragments, alive: bool, among: Array | None = None) 
     rank = at[at >= 0]
     sizes = np.diff(first)[rank]
     begins = np.append(0, np.cumsum(sizes))
-    positions = np.repeat(first[rank] - begins[:-1], sizes) + np.arange(begins[-1])
-    return EpisodeRuns(fragments, alive, among, order[positions], begins)
+    return EpisodeRuns(fragments, alive, among, order[ranges(first[rank], sizes)], begins)
 
 
 def with_start_dropped(fragments: Fragments) -> Array:

@@ -16,6 +16,7 @@ from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.kernels import ranges
 from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.on_demand import Asked, ChunkOnDemand
 from gym_trace.playback.opened import ChunkCache
@@ -309,7 +310,7 @@ class _RunRows:
         self._rows: Array | None = None
         if is_changed:
             begins, counts = begins[wanted], counts[wanted]
-            self._rows = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            self._rows = ranges(begins, counts)
         self.count = int(counts.sum())
         self._begin = int(begins[0]) if len(begins) else 0
 

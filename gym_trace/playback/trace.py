@@ -27,7 +27,7 @@ from gym_trace.playback.episode_table import EpisodeTable
 from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.playback.shown import Shown
 from gym_trace.playback.step_columns import steps_where
-from gym_trace.playback.writer_reader import FileSnapshot, WriterReader
+from gym_trace.playback.writer_reader import FileSnapshot
 from gym_trace.storage.opening import absolute, path_of, storage_at
 from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.remote.address import is_url
@@ -591,7 +591,7 @@ class Trace(KnowsOtherNames):
             episodes = self.scan(("observations", "actions", "rewards"))
             return ((episode.observations, episode.actions, episode.rewards) for episode in episodes)
         # One iterator per writer: a generator around these would cost a tenth of the time.
-        return chain.from_iterable(map(_arrays_of_undamaged, content.all_readers))
+        return chain.from_iterable(map(arrays_of, content.all_readers))
 
     # -- batches for training -----------------------------------------------------------------------------------------
 
@@ -817,12 +817,6 @@ def _tables() -> Any:
     from gym_trace.playback.tables import partitions
 
     return partitions
-
-
-def _arrays_of_undamaged(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
-    if writer.damage:
-        raise writer.damage[0].error()
-    return arrays_of(writer)
 
 
 def _checked_columns(columns: Iterable[str] | None) -> frozenset[str] | None:

@@ -409,12 +409,7 @@ class WriterReader:
     @property
     def has_begun(self) -> bool:
         """False for a writer without a schema, steps and damage: it is starting, or died before it wrote anything."""
-        if len(self.fragments) or self.damage:
-            return True
-        try:
-            return self.about is not None
-        except CorruptTrace:
-            return False
+        return bool(len(self.fragments) or self.damage or self.about_or_empty.raw)
 
     @property
     def schema(self) -> dict[str, Any]:

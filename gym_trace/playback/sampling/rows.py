@@ -15,6 +15,7 @@ from gym_trace.data.values import ABSENT, Array
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, RowRanges
+from gym_trace.format.kernels import ranges
 from gym_trace.playback.assembly import as_rewards
 from gym_trace.playback.episode_columns import repeated_steps
 from gym_trace.playback.episode_index import RecordedEpisodes, index_of, writer_agreed_on
@@ -414,13 +415,13 @@ class _Writer:
         numbers = self._chunks_with(pieces)
         chunks = {number: self._found(number, columns, pieces, steps, seen) for number in numbers}
         found = {number: runs for number, runs in chunks.items() if runs is not None}
-        ranges = {number: _ranges_of(runs) for number, runs in found.items()}
+        needed = {number: _ranges_of(runs) for number, runs in found.items()}
 
         def read() -> None:
             for number, runs in found.items():
-                _put_all(self._reader.chunk(number, roots, ranges[number]), runs, columns)
+                _put_all(self._reader.chunk(number, roots, needed[number]), runs, columns)
 
-        return self._reader.spans(ranges, roots), read
+        return self._reader.spans(needed, roots), read
 
     def _chunks_with(self, pieces: EpisodeSlices) -> list[int]:
         """Return the numbers of the chunks that may have steps of these slices."""
@@ -440,8 +441,7 @@ class _Writer:
         piece = episode.searchsorted(index)  # the first slice of the episode of each fragment; then, all of them
         counts = episode.searchsorted(index, side="right") - piece
         which = np.repeat(np.arange(end - begin), counts)
-        piece = np.repeat(piece - np.cumsum(counts) + counts, counts)
-        piece += np.arange(len(which))
+        piece = ranges(piece, counts)
         del counts
         at, count = self._at[begin:end][which], self._count(begin, end)[which]
         from_ = self._first[index[which]] + offset[piece]  # offset of the slice in all steps
