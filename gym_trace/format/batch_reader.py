@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,24 +80,50 @@ def restored_ranges(path: str, blocks: Mapping[int, bytes]) -> list[Damage]:
 
 
 class RowRanges(NamedTuple):
-    """Ranges of rows (begin, end) of a chunk: of its observations, and of its steps."""
+    """Ranges of rows (begin, end) of a chunk: of its observations, and of its steps.
+
+    known: by path, the blocks of columns that were read before.
+    """
 
     observations: Sequence[tuple[int, int]]
     steps: Sequence[tuple[int, int]]
+    known: Mapping[Path, Set[int]] = MappingProxyType({})
+
+    def runs_in(self, column: ColumnDescriptor) -> list[range]:
+        """Return the blocks of a column with these rows, as runs."""
+        assert column.blocks is not None
+        return column.blocks.runs(self.observations if column.path[0] == "observations" else self.steps)
+
+    def are_in(self, column: ColumnDescriptor, blocks: Set[int]) -> bool:
+        """Return True if these blocks of a column hold all of these rows."""
+        return all(number in blocks for run in self.runs_in(column) for number in run)
 
 
 def _runs_in(rows: RowRanges | None, column: ColumnDescriptor) -> list[range] | None:
-    """Return the blocks of a column with these rows, as runs; None: read the whole column."""
+    """Return the blocks to read of a column, as runs; None: read the whole column.
+
+    If some are known, as many are read ahead: a caller that reads one episode after the other needs them next.
+    """
     if rows is None or column.blocks is None or column.path[0] not in _ROOTS_WITH_ROWS:
         return None
-    runs = column.blocks.runs(rows.observations if column.path[0] == "observations" else rows.steps)
+    runs = rows.runs_in(column)
+    if known := rows.known.get(column.path):
+        new = {number for run in runs for number in run} - known
+        end = max(new, default=-1) + 1
+        new |= set(range(end, end + len(known))) - known
+        size = column.blocks.rows
+        runs = column.blocks.runs((number * size, (number + 1) * size) for number in new)
     return None if 2 * sum(map(len, runs)) > column.blocks.total else runs
+
+
+ALL_ROWS = RowRanges([(0, wire.MAX_ROWS)], [(0, wire.MAX_ROWS)])
 
 
 class Chunk:
     """The columns of one chunk: read, verified, and decoded on access.
 
-    Some columns may have been read in part, in blocks; then array() has zeros in place of the other rows.
+    Some columns may have been read in part, in blocks; then the other rows of array() are undefined, until
+    read_more() reads them.
 
     Attributes:
         described: descriptors of all columns, also of unread ones.
@@ -116,6 +143,12 @@ class Chunk:
         self.located = located
         self._decoded: dict[Path, Array] = {}
         self._packed: dict[Path, list[bytes]] = {}
+        self._known = {
+            path: {number for run in blob for number in run}
+            for path, (_, blob) in blobs.items()
+            if isinstance(blob, dict)
+        }
+        self._reading = threading.Lock()
 
     @property
     def columns(self) -> dict[Path, ColumnDescriptor]:
@@ -173,6 +206,24 @@ class Chunk:
             if not self.is_delta_encoded(path):
                 self.array(path)
                 self._blobs[path] = column, b""
+
+    def read_more(self, rows: RowRanges, read: Callable[[frozenset[Path], RowRanges], Chunk]) -> None:
+        """Read and decode the blocks with these rows that are not known. Call it after decode(), from any thread.
+
+        read: returns a chunk with these rows of some columns. Raises CorruptTrace.
+        """
+        with self._reading:
+            known = {path: it for path, it in self._known.items() if not rows.are_in(self._blobs[path][0], it)}
+            if not known:
+                return
+            more = read(frozenset(known), rows._replace(known=known))
+            for path in known:
+                if path in more._known:
+                    more._by(decode, path, self._decoded[path])
+                    self._known[path] |= more._known[path]
+                else:
+                    self._decoded[path] = more.array(path)
+                    del self._known[path]
 
     def decode_all(self) -> None:
         for path in self._blobs:

@@ -224,17 +224,19 @@ def _has_valid_blocks(column: ColumnDescriptor) -> bool:
 # -- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def decode(column: ColumnDescriptor, blob: Buffer | StoredBlocks) -> Array:
+def decode(column: ColumnDescriptor, blob: Buffer | StoredBlocks, into: Array | None = None) -> Array:
     """Return the rows of a column as a writable array; for a msgpack column, an array of objects.
 
     The array of an unencoded column shares the memory of blob, if blob is writable. Of blocks, only their rows are
-    decoded; the others are zeros.
+    decoded; the others are undefined.
+
+    into: the array, if other blocks were decoded before.
 
     Raises CorruptTrace. Memory is bounded by the limits of parse_column.
     """
     try:
         if isinstance(blob, dict) or column.dtype != MSGPACK:
-            return _decode_typed(column, blob)
+            return _decode_typed(column, blob, into)
         data, bounds = _value_bounds(column, blob)
         return _values((data[a:b] for a, b in bounds), column.full_size)
     except MemoryError as error:
@@ -285,10 +287,10 @@ def _encoding(column: ColumnDescriptor) -> Encoding:
     return encoding
 
 
-def _decode_typed(column: ColumnDescriptor, blob: Buffer | StoredBlocks) -> Array:
+def _decode_typed(column: ColumnDescriptor, blob: Buffer | StoredBlocks, into: Array | None) -> Array:
     encoding, rows, row_size = _encoding(column), column.rows, column.row_size
     if isinstance(blob, dict) or column.blocks is not None:
-        flat = _decode_blocks(column, blob)
+        flat = _decode_blocks(column, blob, into)
     else:
         data, shape = _inflated(column, blob), (column.encoded_rows, row_size)
         flat = data.reshape(shape) if encoding.in_place else np.empty(shape, np.uint8)
@@ -300,16 +302,15 @@ def _decode_typed(column: ColumnDescriptor, blob: Buffer | StoredBlocks) -> Arra
     return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
 
 
-def _decode_blocks(column: ColumnDescriptor, stored: Buffer | StoredBlocks) -> Array:
-    """Return the rows of blocks, (rows, row size); other rows are zeros. Raises CorruptTrace.
+def _decode_blocks(column: ColumnDescriptor, stored: Buffer | StoredBlocks, into: Array | None) -> Array:
+    """Return the rows of blocks, (rows, row size); other rows are undefined. into: see decode(). Raises CorruptTrace.
 
     Decodes some blocks at a time, whose bytes stay in the processor's cache.
     """
     assert column.blocks is not None
     encoding, item, together = _encoding(column), item_size(column.dtype), column.blocks.rows
     step = together * max(1, _BLOCKS_AT_ONCE // (together * column.row_size))
-    allocate = np.zeros if isinstance(stored, dict) else np.empty  # pages of zeros that are not touched take no memory
-    flat: Array = allocate((column.rows, column.row_size), np.uint8)
+    flat = np.empty((column.rows, column.row_size), np.uint8) if into is None else transforms.as_bytes(into)
     scratch = np.empty(0 if encoding.in_place else min(step, column.rows) * column.row_size, np.uint8)
     decompressor = _decompressor()
     try:

@@ -43,8 +43,9 @@ class LeafRows:
         observed = self._path[0] == "observations"
         at = start
         found = self._writer.pieces(self._row, range(start, stop - observed))
+        rows = self._writer.rows_of(found)
         if self._path[0] not in _IN_TABLE:
-            self._cache.expect(self._writer, (piece.chunk_number for piece in found), self._path)
+            self._cache.expect(self._writer, rows, self._path)
         for number, group in groupby(found, lambda piece: piece.chunk_number):
             pieces = list(group)
             spans = [piece.observations if observed else piece.steps for piece in pieces]
@@ -53,7 +54,7 @@ class LeafRows:
                 continue
             try:
                 if self._path[0] not in _IN_TABLE:
-                    chunk = self._cache.chunk(self._writer, number, self._path)
+                    chunk = self._cache.chunk(self._writer, number, self._path, rows[number])
                     pieces = [piece._replace(chunk=chunk) for piece in pieces]
                 yield at, count, assemble_leaf(self._path, pieces, self._writer.layouts)
             except CorruptTrace as error:

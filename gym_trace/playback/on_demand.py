@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.batch_reader import Chunk, RowRanges
 from gym_trace.playback.writer_reader import WriterReader
 
 STARTS = "starts"
@@ -38,8 +38,9 @@ class Asked(Set[str]):
 class ChunkOnDemand(Chunk):
     """A chunk shared by all episodes in it. with_column() reads a column, and the others that were used before."""
 
-    def __init__(self, writer: WriterReader, number: int, asked: Asked):
-        self._writer, self._number, self._asked = writer, number, asked
+    def __init__(self, writer: WriterReader, number: int, asked: Asked, needed: RowRanges | None = None):
+        """needed: the rows that are read; None: all."""
+        self._writer, self._number, self._asked, self.needed = writer, number, asked, needed
         self._read: dict[str, Chunk] = {}
 
     def has(self, name: str) -> bool:
@@ -51,7 +52,7 @@ class ChunkOnDemand(Chunk):
         found = self._read.get(name)
         if found is None:
             missing = frozenset(other for other in self._asked if other not in self._read and other != STARTS)
-            found = self._writer.chunk(self._number, frozenset(missing))
+            found = self._writer.chunk(self._number, frozenset(missing), self.needed)
             self._read |= dict.fromkeys(missing, found)
         return found
 
@@ -60,7 +61,7 @@ def with_column(name: str, chunks: Mapping[int, Chunk], writer: WriterReader) ->
     """Return chunks on demand, by number, as chunks that have this column. Raises CorruptTrace."""
     on_demand = {number: chunk for number, chunk in chunks.items() if isinstance(chunk, ChunkOnDemand)}
     if len(on_demand) > 1 and writer.files.storage.ahead:
-        missing = [number for number, chunk in on_demand.items() if not chunk.has(name)]
+        missing = {number: chunk.needed for number, chunk in on_demand.items() if not chunk.has(name)}
         if len(missing) > 1:
             writer.expect(missing, frozenset((name,)))
     return {number: chunk.with_column(name) for number, chunk in on_demand.items()}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from gym_trace.data.layout import Path
 from gym_trace.data.trees import cut
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import BatchReader, Chunk, Damage, RowBudget
+from gym_trace.format.batch_reader import ALL_ROWS, BatchReader, Chunk, Damage, RowBudget, RowRanges
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.directory import expect_indexes, find_writers
 from gym_trace.playback.assembly import assemble
@@ -55,20 +55,26 @@ class ChunkCache:
             self._chunks.move_to_end(key)
             return self._chunks[key][0]
 
-    def chunk(self, writer: WriterReader, number: int, columns: _Columns) -> Chunk:
+    def chunk(self, writer: WriterReader, number: int, columns: _Columns, rows: RowRanges | None = None) -> Chunk:
         """Return a decoded chunk with the columns under a root, the column of a path, or several of these.
+
+        rows: rows that are needed; others may not be decoded. None: all rows.
 
         Raises CorruptTrace.
         """
-        found = self.get(writer, number, columns)
-        if found is not None:
-            return found
-        key = _key(writer, number, columns)
-        roots = columns if isinstance(columns, frozenset) else frozenset((columns,))
-        chunk = writer.unshared_chunk(number, roots)
-        chunk.decode()
+        chunk = self.get(writer, number, columns)
+        if chunk is None:
+            roots = columns if isinstance(columns, frozenset) else frozenset((columns,))
+            chunk = writer.unshared_chunk(number, roots, rows)
+            chunk.decode()
+            chunk = self._added(_key(writer, number, columns), chunk)
+        chunk.read_more(ALL_ROWS if rows is None else rows, partial(writer.unshared_chunk, number))
+        return chunk
+
+    def _added(self, key: _Key, chunk: Chunk) -> Chunk:
+        """Add a chunk, or return the one that another thread added first."""
         with self._lock:
-            if key in self._chunks:  # another thread decoded it first
+            if key in self._chunks:
                 return self._chunks[key][0]
             self._chunks[key] = chunk, (size := _size_of(chunk))
             self._bytes += size
@@ -76,11 +82,11 @@ class ChunkCache:
                 self._bytes -= self._chunks.popitem(last=False)[1][1]
         return chunk
 
-    def expect(self, writer: WriterReader, numbers: Iterable[int], root: str | Path) -> None:
-        """Fetch several chunks together, before chunk() reads them, if each read takes a round trip."""
+    def expect(self, writer: WriterReader, rows: Mapping[int, RowRanges | None], root: str | Path) -> None:
+        """Fetch rows of several chunks together, before chunk() reads them, if each read takes a round trip."""
         if not writer.files.storage.ahead:
             return
-        missing = [number for number in dict.fromkeys(numbers) if self.get(writer, number, root) is None]
+        missing = {number: some for number, some in rows.items() if self.get(writer, number, root) is None}
         if len(missing) > 1:
             with suppress(CorruptTrace):  # raised again where the chunk is read
                 writer.expect(missing, frozenset((root,)))
@@ -234,10 +240,12 @@ class OnDisk:
             steps = range(int(self._record["steps"]))
         last, wanted = self._last, None if steps is None else (steps.start, steps.stop)
         if last is None or last[0]() is not writer or last[1] != wanted:
-            last = self._last = weakref.ref(writer), wanted, writer.pieces(row, steps)
-        cache = self._opened.cache
-        cache.expect(writer, (piece.chunk_number for piece in last[2]), name)
-        pieces = [piece._replace(chunk=cache.chunk(writer, piece.chunk_number, name)) for piece in last[2]]
+            pieces = writer.pieces(row, steps)
+            last = self._last = weakref.ref(writer), wanted, pieces, writer.rows_of(pieces)
+        cache, pieces, rows = self._opened.cache, last[2], last[3]
+        cache.expect(writer, rows, name)
+        chunks = {number: cache.chunk(writer, number, name, some) for number, some in rows.items()}
+        pieces = [piece._replace(chunk=chunks[piece.chunk_number]) for piece in pieces]
         return assemble(name, pieces, writer.layouts, copy=True)
 
     def start(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ one by one, in windows of consecutive steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from gym_trace.data.values import Array, Misfit, objects
 from gym_trace.data.vocabulary import OPTIONAL_ROOTS, SCANNED
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.batch_reader import Chunk, RowRanges
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.kernels import ranges
 from gym_trace.playback.assembly import ChunkSlice, assemble, joined_leaf
@@ -38,14 +38,14 @@ class _Task(NamedTuple):
     """Steps that are read together: the wanted episodes first to last, whole; or a window of one of them.
 
     Attributes:
-        chunks: numbers of the chunks with these steps.
+        chunks: the rows of these steps in their chunks, by number; None: all rows.
         pieces: slices of a window, which has steps start to stop of the episode. None: whole episodes.
         opens: True for the first window of an episode.
     """
 
     first: int
     last: int
-    chunks: Sequence[int]
+    chunks: Mapping[int, RowRanges | None]
     pieces: list[ChunkSlice] | None = None
     start: int = 0
     stop: int = 0
@@ -126,7 +126,7 @@ class OrderedScan:
             else:
                 rows = self._rows[first:last]
                 fragments = parts.fragments[ranges(parts.first[rows], parts.first[rows + 1] - parts.first[rows])]
-                yield _Task(first, last, np.unique(self._chunks_of(fragments)).tolist())
+                yield _Task(first, last, dict.fromkeys(np.unique(self._chunks_of(fragments)).tolist()))
 
     def _cuts(self) -> list[int]:
         """Return where tasks begin, and the end: with the first episode that ends in another chunk, and after enough
@@ -152,8 +152,7 @@ class OrderedScan:
             while True:
                 stop = min(at + most, end)
                 pieces = self._reader.pieces(int(self._rows[number]), range(at, stop))
-                chunks = list(dict.fromkeys(piece.chunk_number for piece in pieces))
-                yield _Task(number, number + 1, chunks, pieces, at, stop, at == start)
+                yield _Task(number, number + 1, self._reader.rows_of(pieces), pieces, at, stop, at == start)
                 if stop == end:
                     break
                 at = stop
@@ -194,7 +193,7 @@ class OrderedScan:
             {path: columns[path] for path in sorted(columns, key=_sort_key)},
         )
 
-    def _plain_chunks(self, numbers: Sequence[int]) -> dict[int, Chunk] | None:
+    def _plain_chunks(self, numbers: Iterable[int]) -> dict[int, Chunk] | None:
         """Return these chunks; None if a row cannot be used as it is stored, or if chunks are too large or damaged.
 
         No chunk is read if no column is wanted: the index has the steps of each episode.
@@ -240,7 +239,7 @@ class OrderedScan:
         begin = at = task.start
         after_damage = False
         for piece in task.pieces or ():
-            chunk = self._chunk(piece.chunk_number)
+            chunk = self._chunk(piece.chunk_number, task.chunks[piece.chunk_number])
             if chunk is None and (at > begin or (after_damage and pieces)):
                 yield pieces, begin, at, after_damage
             at += piece.steps.stop - piece.steps.start
@@ -251,12 +250,12 @@ class OrderedScan:
         if pieces and (at > begin or not after_damage):
             yield pieces, begin, at, after_damage
 
-    def _chunk(self, number: int) -> Chunk | None:
+    def _chunk(self, number: int, rows: RowRanges | None) -> Chunk | None:
         """Return a chunk; None if it is damaged."""
         if number in self._damaged:
             return None
         try:
-            return self._cache.chunk(self._reader, number, self._columns)
+            return self._cache.chunk(self._reader, number, self._columns, rows)
         except CorruptTrace as error:
             if self._on_damage is None:
                 raise

@@ -89,7 +89,7 @@ def _forms_in(reader: WriterReader, numbers: list[int], skip: bool) -> Iterator[
             own = list(group)
             yield None, int(np.count_nonzero(has_steps[own]))
             yield from batch.columns.forms_in([reader.chunk_positions[number][1] for number in own])
-    for number in reader.ahead(iter(unlisted), _HEADERS, lambda number: (number,)):
+    for number in reader.ahead(iter(unlisted), _HEADERS, lambda number: {number: None}):
         try:
             columns = reader.columns_of(number)
         except CorruptTrace:

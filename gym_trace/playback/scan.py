@@ -15,7 +15,7 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import ABSENT, Array, objects
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.batch_reader import Chunk, RowRanges
 from gym_trace.format.kernels import ranges
 from gym_trace.playback.episode_index import EpisodeIndex
 from gym_trace.playback.on_demand import Asked, ChunkOnDemand
@@ -150,14 +150,20 @@ def read_chunks(
         asked: the columns that were used before; then chunks are ChunkOnDemand.
     """
     blocks = reader.blocks(wanted, first)
-    for block in reader.ahead(blocks, columns if asked is None else asked, lambda block: (block.number,)):
+
+    roots = columns if asked is None else asked
+
+    def rows_of(block: ChunkRows) -> RowRanges | None:
+        return block.wanted_rows if reader.share is None else None  # origins share whole chunks
+
+    for block in reader.ahead(blocks, roots, lambda block: {block.number: rows_of(block)}):
         chunk: Chunk | None
         try:
             if asked is None:
-                chunk = reader.chunk(block.number, columns)
+                chunk = reader.chunk(block.number, columns, rows_of(block))
             else:
                 asked.next_chunk()
-                chunk = ChunkOnDemand(reader, block.number, asked)
+                chunk = ChunkOnDemand(reader, block.number, asked, rows_of(block))
             if on_damage is not None:
                 for path in chunk.columns:  # starts stay packed
                     chunk.packed(path) if path == STARTS else chunk.array(path)

@@ -44,6 +44,7 @@ _STARTS = frozenset(("starts",))
 _MOST_STARTS = 8  # chunks whose reset records are cached: episodes of several lanes end out of order
 _GROUP_BYTES = 4 << 20  # bytes of chunks that are fetched together
 _MOST_AHEAD = 64  # chunks
+_DECODED_WHOLE = 2 << 20  # bytes of a chunk, up to which random access decodes more than the blocks that it needs
 _LISTINGS = 3  # retries if a writer begins new batches while they are read
 
 
@@ -67,6 +68,19 @@ class ChunkRows(NamedTuple):
     rows: Array
     table: Array
     rows_before: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def wanted_rows(self) -> RowRanges | None:
+        """The rows of the wanted episodes in the chunk; None: all are wanted."""
+        wanted = self.rows >= 0
+        if wanted.all():
+            return None
+        offsets = zip(step_offsets(self.table["steps"], self.table["flags"]), self.rows_before)
+        observations, steps = (
+            list(zip((before + ends[:-1][wanted]).tolist(), (before + ends[1:][wanted]).tolist()))
+            for ends, before in offsets
+        )
+        return RowRanges(observations, steps)
 
 
 class FileSnapshot(NamedTuple):
@@ -483,11 +497,11 @@ class WriterReader:
         batch, i = self.chunk_positions[number]
         return batch.read_chunk(i, partial(_is_in, roots))
 
-    def unshared_chunk(self, number: int, roots: frozenset[str | Path]) -> Chunk:
+    def unshared_chunk(self, number: int, roots: frozenset[str | Path], rows: RowRanges | None = None) -> Chunk:
         """Return chunk() as an object that no other caller has. Raises CorruptTrace."""
         if self.share is None:
-            return self.chunk(number, roots)
-        return self.share.stored.chunk(self.share.first_chunk + number, roots)
+            return self.chunk(number, roots, rows)
+        return self.share.stored.chunk(self.share.first_chunk + number, roots, rows)
 
     def rows_before(self, number: int) -> tuple[int, int, int]:
         """Return the number of observations, steps and reset records of other origins before its own in a chunk."""
@@ -504,6 +518,20 @@ class WriterReader:
         mine = slice(*self.chunk_bounds[number : number + 2].tolist())
         return self.fragments.steps[mine], self.fragments.flags[mine]
 
+    def rows_of(self, pieces: Iterable[ChunkSlice]) -> dict[int, RowRanges | None]:
+        """Return the rows to read of the chunks of these slices, by their numbers. None: all, as the chunk is small."""
+        grouped: dict[int, list[ChunkSlice]] = {}
+        for piece in pieces:
+            grouped.setdefault(piece.chunk_number, []).append(piece)
+        return {number: self._rows_of(number, some) for number, some in grouped.items()}
+
+    def _rows_of(self, number: int, pieces: list[ChunkSlice]) -> RowRanges | None:
+        batch, i = self.chunk_positions[number]
+        if int(batch.chunks["length"][i]) <= _DECODED_WHOLE:
+            return None
+        observations = [(piece.observations.start, piece.observations.stop) for piece in pieces]
+        return RowRanges(observations, [(piece.steps.start, piece.steps.stop) for piece in pieces])
+
     def spans(self, rows: Mapping[int, RowRanges | None], roots: frozenset[str | Path]) -> list[Span]:
         """Return what chunk() reads for some rows of chunks, by their numbers. Raises OSError, CorruptTrace."""
         found: list[Span] = []
@@ -514,46 +542,46 @@ class WriterReader:
                 )
         return found
 
-    def expect(self, numbers: Iterable[int], roots: frozenset[str | Path]) -> None:
-        """Fetch several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
+    def expect(self, rows: Mapping[int, RowRanges | None], roots: frozenset[str | Path]) -> None:
+        """Fetch rows of several chunks for chunk() together, if that is faster. Raises OSError, CorruptTrace."""
         if self.files.storage.ahead:
-            self.files.storage.expect(self.spans(dict.fromkeys(numbers), roots))
+            self.files.storage.expect(self.spans(rows, roots))
 
     def ahead(
-        self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Sequence[int]]
+        self, items: Iterator[_Item], roots: Set[str | Path], chunks: Callable[[_Item], Mapping[int, RowRanges | None]]
     ) -> Iterator[_Item]:
         """Yield items, while the chunks of the next items are fetched.
 
         roots: the columns to fetch; the set may change. Nothing is fetched while it is empty.
-        chunks: returns the numbers of the chunks of an item.
+        chunks: returns the rows that an item needs of its chunks, by their numbers; None: all rows.
         """
         storage = self.files.storage
         if not storage.ahead:
             yield from items
             return
         waiting: deque[tuple[_Item, int]] = deque()
-        group: dict[int, None] = {}
+        group: dict[int, RowRanges | None] = {}
         held = asked = 0
         for item in items:
             if not roots and not waiting:
                 yield item
                 continue
-            new = [number for number in chunks(item) if number not in group]
+            new = {number: rows for number, rows in chunks(item).items() if number not in group}
             positions = (self.chunk_positions[number] for number in new)
             size = sum(int(batch.chunks["length"][i]) for batch, i in positions)
             waiting.append((item, size))
-            group |= dict.fromkeys(new)
+            group |= new
             held, asked = held + size, asked + size
             if asked >= min(_GROUP_BYTES, storage.ahead // 4) or len(group) >= _MOST_AHEAD:
                 if roots:
-                    storage.soon(partial(self.expect, list(group), frozenset(roots)))
+                    storage.soon(partial(self.expect, group, frozenset(roots)))
                 group, asked = {}, 0
             while held > storage.ahead or len(waiting) > 4 * _MOST_AHEAD:
                 item, size = waiting.popleft()
                 held -= size
                 yield item
         if roots:
-            storage.soon(partial(self.expect, list(group), frozenset(roots)))
+            storage.soon(partial(self.expect, group, frozenset(roots)))
         yield from (item for item, _ in waiting)
 
     def columns_of(self, number: int) -> list[ColumnDescriptor]:

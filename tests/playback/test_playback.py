@@ -28,9 +28,9 @@ def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset
     read: list[tuple[int, frozenset[str]]] = []
     chunk = WriterReader.chunk
 
-    def watched(self: Any, number: int, roots: frozenset[str]) -> Any:
+    def watched(self: Any, number: int, roots: frozenset[str], *rows: Any) -> Any:
         read.append((number, roots))
-        return chunk(self, number, roots)
+        return chunk(self, number, roots, *rows)
 
     monkeypatch.setattr(WriterReader, "chunk", watched)
     return read

@@ -399,7 +399,7 @@ class _Writer:
         """Copy the rows of this writer into columns. steps, seen: first rows of each slice. Raises CorruptTrace."""
         roots = frozenset(str(path[0]) for path in columns)
         numbers: Iterator[int] = iter(self._chunks_with(pieces))
-        for number in self._reader.ahead(numbers, roots, lambda number: (number,)):
+        for number in self._reader.ahead(numbers, roots, lambda number: {number: None}):
             found = self._found(number, columns, pieces, steps, seen)
             if found is not None:
                 _put_all(self._reader.chunk(number, roots), found, columns)
@@ -474,7 +474,8 @@ def _put_all(chunk: Chunk, runs: _Runs, columns: dict[Path, Array]) -> None:
 
 
 def _ranges_of(runs: _Runs) -> RowRanges:
-    return RowRanges(*([(run.begin, run.end) for run in some] for some in runs))
+    observations, steps = ([(run.begin, run.end) for run in some] for some in runs)
+    return RowRanges(observations, steps)
 
 
 def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:

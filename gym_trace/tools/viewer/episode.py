@@ -212,9 +212,9 @@ class ViewedEpisode:
             return
         paths = [("rewards",), *self._stored("annotations"), *self._stored("infos")]
         ranges = (range(start, start + _SAMPLED) for start in self._samples)
-        numbers = {piece.chunk_number for steps in ranges for piece in self._writer.pieces(self._row, steps)}
+        rows = self._writer.rows_of(piece for steps in ranges for piece in self._writer.pieces(self._row, steps))
         with suppress(CorruptTrace):  # raised again where they are read
-            self._writer.expect(sorted(numbers), frozenset(paths))
+            self._writer.expect(rows, frozenset(paths))
 
     @property
     def _samples(self) -> list[int]:
