@@ -14,7 +14,7 @@ import rings
 from column_hashes import describe_trace, in_order
 from fuzz_reader import seed_rings
 
-from gym_trace import TraceWriter, open_trace
+from gym_trace import TraceWriter, edit, open_trace
 from gym_trace.format import encodings, wire
 from gym_trace.format.batch_files import BatchFiles
 from gym_trace.playback.episode_index import index_of
@@ -73,6 +73,19 @@ def test_node_reader_leaves_out_episodes_that_began_in_dropped_batches(
     assert known.start_dropped.any()
     assert as_described(writer) == describe_trace(tmp_path / "t")[0]
     assert all(line["agrees"] for line in writer["journal"])
+
+
+def test_node_reader_agrees_on_a_compacted_trace(reader: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    with TraceWriter(tmp_path / "t", uid="w") as trace:
+        for length in (900, 1200, 1500, 1400):
+            trace.begin(random.normal(size=4))
+            for step in range(length):
+                trace.step(step, random.normal(size=4), 1.0, terminated=step == length - 1)
+            trace.flush()
+    edit.compact(tmp_path / "t", tmp_path / "compacted")
+    ((writer,),) = read(reader, tmp_path / "compacted")
+    assert as_described(writer) == describe_trace(tmp_path / "t")[0]
 
 
 def test_node_reader_agrees_on_interleaved_lanes(reader: Path, tmp_path: Path) -> None:

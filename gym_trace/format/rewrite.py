@@ -19,7 +19,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_files import BatchFiles, RowsOrEncoded
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, StoredChunk
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS, Path
-from gym_trace.format.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.format.ring.chunk_builder import FULL_ROWS, ChunkWriter, full_size
 from gym_trace.format.ring.segment import Columns, Segment, size_of
 from gym_trace.format.wire import ENDS, HAS_INITIAL, STARTS
 
@@ -118,7 +118,7 @@ class Rewriter:
         self.batches = self.copied = self.encoded = 0
         self._files, self._columns = files, columns
         self._fills_chunks, self._is_one_batch = fills_chunks, is_one_batch
-        self._joined = ChunkWriter(lambda: files, None, is_edit=True)
+        self._joined = ChunkWriter(lambda: files, None, is_edit=True, fills_chunks=fills_chunks)
         self._pending: Any = ()  # actions in the metadata of the last chunk
 
     def add_batch(self, batch: BatchReader, schema: dict[str, Any], crc: int | None) -> bool:
@@ -249,8 +249,9 @@ def _part_of(columns: Chunk, chunk: SourceChunk) -> tuple[Array, Columns]:
 def _is_well_filled(chunk: Chunk) -> bool:
     columns = chunk.columns.values()
     is_large = any(column.dtype != MSGPACK and column.row_size >= wire.LARGE_ROW for column in columns)
-    most = LARGE_CHUNK if is_large else SMALL_CHUNK
-    return sum(column.full_size for column in columns) * _WELL_FILLED >= most
+    values = sum(it.full_size + wire.VALUE_SIZE * it.rows for it in columns if it.dtype == MSGPACK)
+    size, rows = sum(column.full_size for column in columns), max((it.rows for it in columns), default=0)
+    return size * _WELL_FILLED >= full_size(is_large, values) or rows * _WELL_FILLED >= FULL_ROWS
 
 
 def is_sealed(batch: BatchReader) -> bool:

@@ -1,5 +1,7 @@
 """Columns in blocks: the index lists them, and readers read only the blocks that they need."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -10,12 +12,14 @@ from batch_forgery import replace_batch, taken_apart
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_trace import TraceWriter, check_trace, open_trace, repair_trace
+from gym_trace import Trace, TraceWriter, check_trace, edit, open_trace, repair_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader, RowRanges
 from gym_trace.format.column_table import StoredColumns
 from gym_trace.format.columns import Blocks
+from gym_trace.playback.episode_index import index_of
+from gym_trace.playback.scan import EPISODE, Scan
 from gym_trace.storage.local import LocalStorage
 
 
@@ -153,3 +157,89 @@ def test_a_table_of_blocks_whose_ends_do_not_ascend_raises(
     monkeypatch.setattr(Blocks, "before", lambda self, block: (ends[block > 3], 0))
     with pytest.raises(CorruptTrace, match="malformed blocks of column observations"):
         read(recorded[0], (3000, 3001))
+
+
+@pytest.fixture
+def episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, list[np.ndarray]]:
+    """Return a trace of 20 episodes in one chunk, whose observations are in 25 blocks; and these observations."""
+    monkeypatch.setattr("gym_trace.playback.writer_reader._DECODED_WHOLE", 0)
+    random = np.random.default_rng(0)
+    observations = [random.normal(size=(1001, 5)) for _ in range(20)]
+    with TraceWriter(tmp_path / "t", uid="w") as writer:
+        for rows in observations:
+            writer.begin(rows[0])
+            for step in range(1000):
+                writer.step(step, rows[step + 1], 1.0, terminated=step == 999)
+    edit.compact(tmp_path / "t", tmp_path / "compacted")
+    (column,) = batch_in(tmp_path / "compacted").read_chunk(0, {("observations",)}.__contains__).columns.values()
+    assert column.blocks is not None
+    assert column.blocks.total == 25
+    return open_trace(tmp_path / "compacted"), observations
+
+
+@pytest.fixture
+def blocks_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the number of blocks of observations in each read from now on, 25 where the column is read as a whole."""
+    read: list[int] = []
+    read_chunk = BatchReader._read_chunk
+
+    def counted(self: Any, number: int, wanted: Callable[[Any], bool], rows: Any) -> Any:
+        chunk = read_chunk(self, number, wanted, rows)
+        if ("observations",) in chunk:
+            _, blob = chunk._blobs["observations",]
+            read.append(sum(map(len, blob)) if isinstance(blob, dict) else 25)
+        return chunk
+
+    monkeypatch.setattr(BatchReader, "_read_chunk", counted)
+    return read
+
+
+def test_an_episode_is_decoded_from_its_blocks_alone(
+    episodes: tuple[Trace, list[np.ndarray]], blocks_read: list[int]
+) -> None:
+    trace, observations = episodes
+    for index in (7, 7, 15):
+        assert np.array_equal(trace[index].observations, observations[index])
+    assert blocks_read[0] == 2
+    assert len(blocks_read) == 2
+    assert trace[7].actions.tolist() == list(range(1000))
+
+
+def test_episodes_one_after_the_other_take_few_reads(
+    episodes: tuple[Trace, list[np.ndarray]], blocks_read: list[int]
+) -> None:
+    trace, observations = episodes
+    for index, rows in enumerate(observations):
+        assert np.array_equal(trace[index].observations, rows)
+    assert len(blocks_read) <= 5
+
+
+def test_threads_that_read_the_same_chunk_get_equal_episodes(episodes: tuple[Trace, list[np.ndarray]]) -> None:
+    trace, observations = episodes
+
+    def wrong(seed: int) -> list[int]:
+        order = np.random.default_rng(seed).permutation(20).tolist()
+        return [index for index in order if not np.array_equal(trace[index].observations, observations[index])]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(wrong, range(16))) == [[]] * 16
+
+
+@pytest.mark.parametrize("columns", [None, ("observations",)])
+def test_a_view_is_scanned_from_the_blocks_of_its_episodes(
+    episodes: tuple[Trace, list[np.ndarray]], blocks_read: list[int], columns: Any
+) -> None:
+    trace, observations = episodes
+    found = [episode.observations for episode in trace[[3, 12]].scan(columns)]
+    assert all(map(np.array_equal, found, (observations[3], observations[12])))
+    assert blocks_read == [4]
+
+
+def test_a_scan_in_another_order_reads_the_blocks_of_each_episode(
+    episodes: tuple[Trace, list[np.ndarray]], blocks_read: list[int]
+) -> None:
+    trace, observations = episodes
+    scan = Scan(index_of(trace), ("observations",), np.array([12, 3]), order=EPISODE)
+    found = [block.columns["observations",] for block in scan]
+    assert all(map(np.array_equal, found, (observations[12], observations[3])))
+    assert sum(blocks_read) < 12

@@ -323,7 +323,7 @@ def _compacted(directory: Path) -> Path:
         apart = directory / f"one-{number}"
         record(apart, uid=f"w{number}")
         shutil.copytree(apart, directory / "several", dirs_exist_ok=True)
-    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 1000):
+    with mock.patch.multiple("gym_trace.format.ring.chunk_builder", SMALL_CHUNK=1000, FULL_CHUNK=1000):
         edit.compact(directory / "several", directory / "compacted")
     (batch,) = (directory / "compacted").glob("*.gtb")
     return batch

@@ -19,7 +19,7 @@ from long_tests import LONG
 from runs import in_a_child, play, record_lengths
 from scripted_env import Result, ToyEnv, small_blocks
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace, pull, push
+from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, pull, push
 from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, RemoteError, TraceError
 from gym_trace.format import listed_manifests, wire
@@ -114,7 +114,7 @@ def test_chunks_of_several_batches_are_expected_together(tmp_path: Path, monkeyp
     (reader,) = index_of(open_trace(uploaded(batches(tmp_path, 5)))).readers
     expected: list[list[Span]] = []
     monkeypatch.setattr(RemoteStorage, "expect", lambda self, spans: expected.append(list(spans)))
-    reader.expect(range(5), frozenset(("rewards",)))
+    reader.expect(dict.fromkeys(range(5)), frozenset(("rewards",)))
     ((*spans,),) = expected
     assert [span.name for span in spans] == list(reader.files.batches.values())
 
@@ -431,6 +431,14 @@ def test_a_column_takes_at_most_a_request_for_each_chunk(chunks: Path, gap: int,
     with mock.patch.object(ranges, "_GAP_BYTES", (gap, gap)):
         assert sum(episode.rewards.sum() for episode in trace.scan(["rewards"])) == 800 * 45
     assert requests()["gtb"] <= most
+
+
+def test_a_column_of_a_compacted_trace_takes_one_request(chunks: Path) -> None:
+    edit.compact(chunks, in_place=True)
+    trace = open_trace(uploaded(chunks))
+    with mock.patch.object(ranges, "_GAP_BYTES", (0, 0)):
+        assert sum(episode.rewards.sum() for episode in trace.scan(["rewards"])) == 800 * 45
+    assert requests() == {"list": 1, "jsonl": 1, "gtb": 1}
 
 
 def test_an_episode_takes_one_request_where_its_columns_are_near(chunks: Path) -> None:

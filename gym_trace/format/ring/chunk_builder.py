@@ -21,6 +21,8 @@ from gym_trace.format.ring.segment import AnyRows, ColumnRows, Columns, Segment,
 from gym_trace.format.wire import ENDS, HAS_INITIAL, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
 
 SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
+FULL_CHUNK = 9 << 20  # same for compacted small rows: eight chunks of a recorder, with their fragments
+FULL_ROWS = 80_000  # rows of a compacted chunk: to read one episode, columns that are not in blocks are decoded whole
 _SMALL_GROUP, _LARGE_GROUP = 1 << 19, 3 << 19  # minimum raw bytes of a group of lanes, without and with large values
 _VALUE_MEMORY = wire.VALUE_SIZE + 24  # estimated bytes in memory of a small MessagePack value
 _MAX_DIMENSIONS = 32
@@ -43,18 +45,25 @@ class ChunkWriter:
         open_writer: opens the writer's files; called with the first segment.
         chunk_bytes: raw size at which a chunk is written; None: SMALL_CHUNK or LARGE_CHUNK.
         is_edit: True for segments from chunks: their fragments, reward sums and column types stay as they are.
+        fills_chunks: True to write chunks of full_size(), or of FULL_ROWS.
     """
 
-    def __init__(self, open_writer: Callable[[], BatchFiles], chunk_bytes: int | None, is_edit: bool = False):
+    def __init__(
+        self,
+        open_writer: Callable[[], BatchFiles],
+        chunk_bytes: int | None,
+        is_edit: bool = False,
+        fills_chunks: bool = False,
+    ):
         self.writer: BatchFiles | None = None
         self._open_writer = open_writer
         self._chunk_bytes = chunk_bytes
-        self._is_edit = is_edit
+        self._is_edit, self._fills_chunks = is_edit, fills_chunks
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
         self._is_later_chunk = False  # True if another chunk of the same slab precedes
         self._parts: list[tuple[Array, Columns]] = []  # fragments and small rows since the last chunk
         self._large: dict[Path, LargeRows] = {}  # large rows since the last chunk
-        self._size = self._decoded_bytes = self._rows = 0
+        self._size = self._decoded_bytes = self._rows = self._values = 0
         self._row_types: dict[Path, _RowType] = {}  # by column of the chunk
 
     def add(self, segment: Segment) -> None:
@@ -64,9 +73,10 @@ class ChunkWriter:
 
     def _add(self, segment: Segment) -> None:
         row_types = {path: _row_type(rows) for path, rows in segment.columns.items()}
-        count, decoded = rows_in(segment), decoded_bytes(segment)
-        is_full = self._size + segment.size > self._full_size(row_types) or self._decoded_bytes + decoded > most_bytes()
-        is_full = is_full or self._rows + count > most_rows()
+        count, decoded, values = rows_in(segment), decoded_bytes(segment), value_bytes(segment)
+        full = self._full_size(row_types, self._values + values)
+        is_full = self._size + segment.size > full or self._decoded_bytes + decoded > most_bytes()
+        is_full = is_full or self._rows + count > (FULL_ROWS if self._fills_chunks else most_rows())
         if self._is_edit:
             is_full = is_full or not self._has_same_types(row_types)
         elif self._parts and row_types != self._row_types:  # columns of mixed types become MessagePack values
@@ -87,12 +97,15 @@ class ChunkWriter:
         self._size += segment.size
         self._decoded_bytes += decoded
         self._rows += count
+        self._values += values
 
-    def _full_size(self, row_types: dict[Path, _RowType]) -> int:
-        """Return the raw size at which a chunk with these columns is full."""
+    def _full_size(self, row_types: dict[Path, _RowType], values: int) -> int:
+        """Return the raw size at which a chunk with these columns, and this size of its values, is full."""
         if self._chunk_bytes is not None:
             return self._chunk_bytes
         is_large = any(row_type.large for row_type in (*row_types.values(), *self._row_types.values()))
+        if self._fills_chunks:
+            return full_size(is_large, values)
         return LARGE_CHUNK if is_large else SMALL_CHUNK
 
     def _has_same_types(self, row_types: dict[Path, _RowType]) -> bool:
@@ -138,7 +151,7 @@ class ChunkWriter:
             fragments, columns = _joined(self._parts, self._is_edit)
             large, self._large = self._large, {}
             self._parts, self._row_types = [], {}
-            self._size = self._decoded_bytes = self._rows = 0
+            self._size = self._decoded_bytes = self._rows = self._values = 0
             if not self._is_edit:
                 add_reward_sums(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, {**large, **columns}, (self._slab, more) if self._slab else None, pending)
@@ -231,6 +244,11 @@ def _numbers(rewards: ColumnRows) -> Array:
     return numbers_of(rewards if isinstance(rewards, np.ndarray) else list(map(unpack, rewards)))
 
 
+def full_size(is_large: bool, values: int) -> int:
+    """Return the raw size of a compacted chunk. is_large: it has large rows. values: value_bytes() of its values."""
+    return LARGE_CHUNK if is_large else SMALL_CHUNK if values > SMALL_CHUNK else FULL_CHUNK
+
+
 # -- splitting -------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +265,11 @@ def most_bytes() -> int:
 def decoded_bytes(segment: Segment) -> int:
     """Return the bytes of a segment, with the overhead per MessagePack value."""
     return segment.size + wire.VALUE_SIZE * sum(len(r) for r in segment.columns.values() if isinstance(r, list))
+
+
+def value_bytes(segment: Segment) -> int:
+    """Return the bytes of the MessagePack values of a segment, with the overhead per value: they have no blocks."""
+    return sum(size_of(r) + wire.VALUE_SIZE * len(r) for r in segment.columns.values() if isinstance(r, list))
 
 
 def rows_in(segment: Segment) -> int:

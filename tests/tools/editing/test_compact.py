@@ -21,6 +21,7 @@ from trace_contents import SAMPLES, check_clean, contents, record_anything
 
 from gym_trace import (
     TraceRecordingWrapper,
+    TraceWriter,
     check_trace,
     diff_traces,
     edit,
@@ -45,6 +46,11 @@ def record_many(directory: Path, writers: int, episodes: int = 2, **options: Any
         record_lengths(
             directory, [3 + number % 4] * episodes, on_exist="append", metadata={"worker": number}, **options
         )
+
+
+def chunks_of_size(size: int) -> Any:
+    """Have compact() write chunks of this size."""
+    return mock.patch.multiple("gym_trace.format.ring.chunk_builder", SMALL_CHUNK=size, FULL_CHUNK=size)
 
 
 def size_of(directory: Path) -> int:
@@ -224,6 +230,21 @@ def test_small_chunks_of_one_writer_merge_and_large_ones_are_copied(tmp_path: Pa
     assert contents(tmp_path / "copied") == contents(tmp_path / "t")
 
 
+@pytest.mark.parametrize(("info", "count"), [(None, 1), ({"value": "text"}, 8)])
+def test_values_of_any_type_keep_their_chunks_small(tmp_path: Path, info: Any, count: int) -> None:
+    with TraceWriter(tmp_path / "t", uid="w", record_infos=bool(info)) as writer:
+        for episode in range(8):
+            writer.begin(episode)
+            for step in range(9):
+                writer.step(step, step, 1.0, terminated=step == 8, info=info)
+            writer.flush()
+    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 700):
+        edit.compact(tmp_path / "t", tmp_path / "c")
+    (path,) = (tmp_path / "c").glob("*.gtb")
+    assert len(chunks_of(path)) == count
+    assert contents(tmp_path / "c") == contents(tmp_path / "t")
+
+
 def test_older_readers_raise_unsupported_trace_for_compacted_traces(tmp_path: Path) -> None:
     record_many(tmp_path / "t", 2)
     edit.compact(tmp_path / "t", tmp_path / "c")
@@ -236,7 +257,7 @@ def test_older_readers_raise_unsupported_trace_for_compacted_traces(tmp_path: Pa
 
 
 def test_damage_in_a_compacted_trace_names_the_writers_of_the_lost_steps(tmp_path: Path) -> None:
-    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 700):
+    with chunks_of_size(700):
         record_many(tmp_path / "t", 8)
         edit.compact(tmp_path / "t", tmp_path / "c")
     (path,) = (tmp_path / "c").glob("*.gtb")
@@ -263,7 +284,7 @@ def test_damage_in_a_compacted_trace_names_the_writers_of_the_lost_steps(tmp_pat
 def test_repair_of_a_compacted_trace_keeps_origins_apart_across_chunks(tmp_path: Path) -> None:
     for number in range(3):
         record_lengths(tmp_path / "t", [9, 12], flush_after=3, on_exist="append", metadata=number)
-    with mock.patch("gym_trace.format.ring.chunk_builder.SMALL_CHUNK", 400):
+    with chunks_of_size(400):
         edit.compact(tmp_path / "t", tmp_path / "c")
     (path,) = (tmp_path / "c").glob("*.gtb")
     for number, (_, end) in list(enumerate(chunks_of(path)))[1:-1]:
