@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import forked_python
 import pytest
 from long_tests import LONG
 from runs import recorded
-from shell import wait_for
+from shell import process, wait_for
 from terminals import written
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -55,6 +56,20 @@ def test_a_signal_ends_a_command_and_nothing_is_left(tmp_path: Path, command: st
     _, errors = running.communicate(timeout=60)
     assert (running.returncode, errors.decode()) == (128 + number, f"{WORDS[number]}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hangs", "t"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_while_an_object_store_does_not_answer(number: signal.Signals) -> None:
+    pytest.importorskip("obstore")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        running = process("info", "s3://bucket/trace", env={**os.environ, **keys, "AWS_ENDPOINT_URL": endpoint})
+        connection, _ = server.accept()
+        with connection:
+            running.send_signal(number)
+            _, errors = running.communicate(timeout=55)  # the request ends after 60 seconds
+    assert (running.returncode, errors) == (128 + number, f"{WORDS[number]}\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT] if LONG else [signal.SIGTERM])

@@ -8,13 +8,13 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
@@ -24,6 +24,7 @@ from gym_trace.storage.remote.address import local_path, redacted, refuse_web_se
 from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted
 from gym_trace.storage.staging import new_file, replaced_file
 
+_T = TypeVar("_T")
 NAMES = "names.txt"  # file on a web server that lists the files of a trace, one name per line
 _EXTRA = "pip install 'gym-trace[remote]'"
 _PARALLEL_REQUESTS = 16
@@ -136,45 +137,58 @@ class ObstoreStore(ObjectStore):
         return self._made(client_options={**_CLIENT_OPTIONS, "timeout": _UPLOAD_TIMEOUT})
 
     def entries(self) -> dict[str, StoredObject]:
-        with _translated(self._obstore):
-            found = self._obstore.list_with_delimiter(self._store)["objects"]
+        found = self._call(self._obstore.list_with_delimiter, self._store)["objects"]
         return {entry["path"].rpartition("/")[2]: StoredObject(entry["size"], entry["e_tag"] or "") for entry in found}
 
     def folders(self) -> list[str]:
-        with _translated(self._obstore):
-            found = self._obstore.list_with_delimiter(self._store)["common_prefixes"]
+        found = self._call(self._obstore.list_with_delimiter, self._store)["common_prefixes"]
         return [prefix.rpartition("/")[2] for prefix in found]
 
     def get(self, wanted: Wanted) -> bytes:
         options: Any = {"range": (wanted.offset, wanted.offset + wanted.length)}
         if wanted.stored.version:
             options["if_match"] = wanted.stored.version
-        with _translated(self._obstore):
-            return bytes(self._obstore.get(self._store, wanted.name, options=options).bytes())
+        return self._call(lambda: bytes(self._obstore.get(self._store, wanted.name, options=options).bytes()))
 
     def put(self, name: str, content: Path | bytes, new: bool) -> None:
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         store = self._store if size <= _SMALL_BYTES else self._patient
-        with _translated(self._obstore):
-            if isinstance(content, Path) and size > _MOST_IN_ONE_PUT:
-                if new and name in self.entries():  # an upload in parts has no mode "create"
-                    raise FileExistsError(name)
-                self._obstore.put(store, name, content, chunk_size=_PART_BYTES, max_concurrency=4)
-                return
-            mode: Literal["create", "overwrite"] = "create" if new else "overwrite"
-            self._obstore.put(store, name, content, mode=mode, use_multipart=False)
+        if isinstance(content, Path) and size > _MOST_IN_ONE_PUT:
+            if new and name in self.entries():  # an upload in parts has no mode "create"
+                raise FileExistsError(name)
+            self._call(self._obstore.put, store, name, content, chunk_size=_PART_BYTES, max_concurrency=4)
+            return
+        mode: Literal["create", "overwrite"] = "create" if new else "overwrite"
+        self._call(self._obstore.put, store, name, content, mode=mode, use_multipart=False)
+
+    def _call(self, function: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+        """Call a function of obstore; raise its errors as those of ObjectStore."""
+        exceptions = self._obstore.exceptions
+        try:
+            return _interruptible(partial(function, *arguments, **options))
+        except exceptions.AlreadyExistsError:
+            raise FileExistsError from None
+        except exceptions.PreconditionError:
+            raise Overwritten from None
 
 
-@contextmanager
-def _translated(obstore: Any) -> Iterator[None]:
-    """Raise errors of obstore as those of ObjectStore."""
-    exceptions = obstore.exceptions
+def _interruptible(call: Callable[[], _T]) -> _T:
+    """Return call(). Signals interrupt it in the main thread, though obstore handles none before it returns."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
     try:
-        yield
-    except exceptions.AlreadyExistsError:
-        raise FileExistsError from None
-    except exceptions.PreconditionError:
-        raise Overwritten from None
+        threading.Thread(target=run, name="gym-trace-request", daemon=True).start()
+    except RuntimeError:  # the interpreter is shutting down, and starts no threads
+        return call()
+    return done.result()
 
 
 class FsspecStore(ObjectStore):

@@ -77,9 +77,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     read: list[tuple[int, str]] = []
     chunk = WriterReader.chunk
 
-    def noted(self: WriterReader, number: int, roots: Any) -> Any:
+    def noted(self: WriterReader, number: int, roots: Any, *rows: Any) -> Any:
         read.extend((number, str(root)) for root in sorted(map(str, roots)))
-        return chunk(self, number, roots)
+        return chunk(self, number, roots, *rows)
 
     monkeypatch.setattr(WriterReader, "chunk", noted)
     return read
