@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial
@@ -47,6 +47,7 @@ _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", 
 _PACKAGES = {"gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
 _SECONDS, _LEAST_RATE = 30.0, 16 << 10  # time limit of a web server's response; more for long ones, in bytes per second
 _STALLED_SECONDS, _LISTING_SECONDS = 20.0, 300.0
+_SIGNALS_SECONDS = 1.0  # longest time until a signal is handled
 _MOST_TEXT, _MOST_FILES, _MOST_REDIRECTS = 4 << 20, 1 << 16, 5
 _REDIRECTS, _GONE, _NO_HEAD = (301, 302, 303, 307, 308), (404, 410), (403, 405, 501)  # status codes
 _HEADERS = ("ETag", "Content-MD5", "Last-Modified")
@@ -188,6 +189,8 @@ def _interruptible(call: Callable[[], _T]) -> _T:
         threading.Thread(target=run, name="gym-trace-request", daemon=True).start()
     except RuntimeError:  # the interpreter is shutting down, and starts no threads
         return call()
+    while wait([done], _SIGNALS_SECONDS).not_done:  # one that arrives just before a wait does not end that wait
+        pass
     return done.result()
 
 
