@@ -189,7 +189,7 @@ def _interruptible(call: Callable[[], _T]) -> _T:
         threading.Thread(target=run, name="gym-trace-request", daemon=True).start()
     except RuntimeError:  # the interpreter is shutting down, and starts no threads
         return call()
-    while wait([done], _SIGNALS_SECONDS).not_done:  # one that arrives just before a wait does not end that wait
+    while wait([done], _SIGNALS_SECONDS).not_done:  # a signal just before wait() does not end it
         pass
     return done.result()
 
