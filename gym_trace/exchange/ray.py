@@ -79,12 +79,13 @@ def read_trace(
 class _Source(Datasource):
     """Datasource of one table. Ray tells it which columns and rows are used, by its projection and predicate."""
 
-    def __init__(self, table: str, dataset: TraceDataset, steps: int, episodes: int):
-        """dataset: gives the schema. steps, episodes: their number, perhaps estimated."""
+    def __init__(self, table: str, dataset: TraceDataset, steps: int, episodes: int, traces: int | None = None):
+        """dataset: gives the schema. steps, episodes: their number, perhaps estimated. traces: number of traces that
+        tasks read whole; None: tasks read parts of one."""
         super().__init__()
         self._projection_map: dict[str, str] | None = None
         self._table, self._schema, self._where = table, _as_tensors(dataset.schema), None
-        self._rows = steps if table == STEPS else episodes
+        self._rows, self._whole_traces = steps if table == STEPS else episodes, traces
 
     def limited(self, columns: Sequence[str] | None, where: Any) -> _Source:
         """Read only these columns, and rows where a condition holds. Raises InvalidOption."""
@@ -120,11 +121,10 @@ class _Source(Datasource):
 
     def tasks(self) -> int:
         """Return a number of read tasks. Ray's default is one per MiB, up to 200."""
-        raise NotImplementedError
-
-    def _tasks(self, least: int, most: int) -> int:
+        size, traces = self.estimate_inmemory_data_size(), self._whole_traces
+        most = size // _LEAST_TASK_BYTES if traces is None else traces
         for_processors = _TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1))
-        return max(1, least, min(for_processors, most), self.estimate_inmemory_data_size() // _TASK_BYTES)
+        return max(1, (traces or 0) // _TASK_TRACES, min(for_processors, most), size // _TASK_BYTES)
 
     def _task(self, dataset: Callable[[], TraceDataset], rows: int, files: list[str]) -> ReadTask:
         predicate = self.get_current_predicate()
@@ -146,9 +146,6 @@ class _OneTrace(_Source):
     def __init__(self, trace: Trace, table: str):
         self._trace = trace
         super().__init__(table, trace.to_dataset(table), int(index_of(trace)["steps"].sum()), len(trace))
-
-    def tasks(self) -> int:
-        return self._tasks(1, self.estimate_inmemory_data_size() // _LEAST_TASK_BYTES)
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
         return [
@@ -172,10 +169,8 @@ class _Traces(_Source):
         opened = [as_trace(trace) for trace in sampled]
         steps, episodes = (sum(counts) for counts in zip(*((int(index_of(t)["steps"].sum()), len(t)) for t in opened)))
         factor = len(traces) / len(opened)
-        super().__init__(table, _dataset_of(table, traces[:1]), round(steps * factor), round(episodes * factor))
-
-    def tasks(self) -> int:
-        return self._tasks(len(self._traces) // _TASK_TRACES, len(self._traces))
+        dataset = _dataset_of(table, traces[:1])
+        super().__init__(table, dataset, round(steps * factor), round(episodes * factor), len(traces))
 
     def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[ReadTask]:
         count = min(len(self._traces), parallelism)

@@ -1,14 +1,55 @@
-"""Defer signals inside third-party libraries and cleanup code."""
+"""Defer signals inside third-party libraries and cleanup code; interrupt libraries that do not handle them."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from gym_trace.errors import signal_handlers
+
+_SIGNAL_SECONDS = 1.0  # longest time until a signal is handled
+_STOP_SECONDS = 0.1  # time between calls of stop()
+_T = TypeVar("_T")
+
+
+def interruptible(call: Callable[[], _T], stop: Callable[[], None] | None = None) -> _T:
+    """Return call(). Signals interrupt it in the main thread, though its library handles none before it returns.
+
+    stop: makes call() return soon, which is then waited for; it is called repeatedly, as call() may not have begun.
+    None: call() is left running in its thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    returned: list[_T] = []
+    raised: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            returned.append(call())
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=run, name="gym-trace-call", daemon=True).start()
+    except RuntimeError:  # the interpreter is shutting down, and starts no threads
+        return call()
+    try:
+        while not done.wait(_SIGNAL_SECONDS):  # a signal just before wait() does not end it
+            pass
+    except BaseException:
+        while stop is not None and not done.wait(_STOP_SECONDS):
+            stop()
+        raise
+    if raised:
+        raise raised.pop()
+    return returned[0]
 
 
 @contextlib.contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes
+from gym_trace.storage.interrupts import interruptible
 from gym_trace.storage.staging import replaced_file
 
 try:
@@ -22,10 +22,8 @@ except ImportError as missing:
     raise MissingExtra(f"SQL needs DuckDB and pyarrow ({missing}): pip install 'gym-trace[sql]'") from missing
 
 _ROWS = 1000  # rows fetched at a time
-_INTERRUPT_SECONDS = 0.1  # time between attempts to stop a query
 _FORMATS = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv"}
 _QUERIES = [duckdb.StatementType.SELECT], [duckdb.StatementType.MULTI]  # DuckDB makes several statements of a PIVOT
-T = TypeVar("T")
 
 
 def connection(traces: Sequence[RecordedEpisodes]) -> Any:
@@ -52,7 +50,7 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
     with _own_errors(tables, text):
         if not connected.extract_statements(text):
             raise InvalidOption("sql: the query is empty; pass a SELECT")
-        result = _stoppable(connected, lambda: connected.execute(text))
+        result = interruptible(lambda: connected.execute(text), connected.interrupt)
         return [column[0] for column in result.description or ()], _rows(result, tables)
 
 
@@ -83,7 +81,7 @@ def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.Pa
         return int(connected.execute(f"COPY (FROM rows) TO '{target}' ({_FORMATS[ending]})").fetchone()[0])
 
     with replaced_file(path) as staged, _own_errors(tables, text, path):
-        return _stoppable(connected, lambda: write(str(staged).replace("'", "''")))
+        return interruptible(lambda: write(str(staged).replace("'", "''")), connected.interrupt)
 
 
 def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
@@ -106,25 +104,10 @@ def _connected(tables: dict[str, TraceDataset]) -> Any:
 def _rows(result: Any, tables: dict[str, TraceDataset]) -> Iterator[list[Any]]:
     while True:
         with _own_errors(tables):
-            rows = _stoppable(result, lambda: result.fetchmany(_ROWS))
+            rows = interruptible(lambda: result.fetchmany(_ROWS), result.interrupt)
         if not rows:
             return
         yield from map(_plain, rows)
-
-
-def _stoppable(connected: Any, work: Callable[[], T]) -> T:
-    """Return work(), which uses this connection. An exception of this thread, such as Ctrl-C, stops the query.
-
-    DuckDB handles signals only between its tasks, and one may take hours: the work has its own thread.
-    """
-    with ThreadPoolExecutor(1, "gym-trace-sql") as pool:
-        working = pool.submit(work)
-        try:
-            return working.result()
-        except BaseException:
-            while wait([working], _INTERRUPT_SECONDS).not_done:  # the query may not have begun
-                connected.interrupt()
-            raise
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import cached_property, partial
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from gym_trace.errors import InvalidOption, MissingExtra, RemoteError, TraceExists, TraceNotFound
+from gym_trace.storage.interrupts import interruptible
 from gym_trace.storage.local import LocalStorage, directories_in, open_regular
 from gym_trace.storage.protocol import Overwritten
 from gym_trace.storage.remote.address import local_path, redacted, refuse_web_server
@@ -47,7 +48,6 @@ _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", 
 _PACKAGES = {"gs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
 _SECONDS, _LEAST_RATE = 30.0, 16 << 10  # time limit of a web server's response; more for long ones, in bytes per second
 _STALLED_SECONDS, _LISTING_SECONDS = 20.0, 300.0
-_SIGNALS_SECONDS = 1.0  # longest time until a signal is handled
 _MOST_TEXT, _MOST_FILES, _MOST_REDIRECTS = 4 << 20, 1 << 16, 5
 _REDIRECTS, _GONE, _NO_HEAD = (301, 302, 303, 307, 308), (404, 410), (403, 405, 501)  # status codes
 _HEADERS = ("ETag", "Content-MD5", "Last-Modified")
@@ -166,32 +166,11 @@ class ObstoreStore(ObjectStore):
         """Call a function of obstore; raise its errors as those of ObjectStore."""
         exceptions = self._obstore.exceptions
         try:
-            return _interruptible(partial(function, *arguments, **options))
+            return interruptible(partial(function, *arguments, **options))
         except exceptions.AlreadyExistsError:
             raise FileExistsError from None
         except exceptions.PreconditionError:
             raise Overwritten from None
-
-
-def _interruptible(call: Callable[[], _T]) -> _T:
-    """Return call(). Signals interrupt it in the main thread, though obstore handles none before it returns."""
-    if threading.current_thread() is not threading.main_thread():
-        return call()
-    done: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(call())
-        except BaseException as error:
-            done.set_exception(error)
-
-    try:
-        threading.Thread(target=run, name="gym-trace-request", daemon=True).start()
-    except RuntimeError:  # the interpreter is shutting down, and starts no threads
-        return call()
-    while wait([done], _SIGNALS_SECONDS).not_done:  # a signal just before wait() does not end it
-        pass
-    return done.result()
 
 
 class FsspecStore(ObjectStore):
