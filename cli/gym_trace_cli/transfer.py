@@ -11,7 +11,7 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.exit_codes import DAMAGED, ERROR, FINE
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, POSITIVE, json_option, quiet_option
 from gym_trace_cli.progress import ProgressLine
@@ -58,7 +58,7 @@ def pull(url: str, directory: str, **options: Any) -> int:
     """Copy a trace from a URL to a directory. Existing files stay.
 
     Repeat an interrupted pull to resume it. Batches are checked against their
-    checksums.
+    checksums. Exit code: 5 if the URL lacks batches that its manifests list.
 
     \b
     gym-trace pull s3://bucket/traces/cartpole traces/cartpole
@@ -87,13 +87,14 @@ def _resume(workers: int, dry_run: bool) -> int:
 def _run(call: Callable[..., TransferReport], dry_run: bool, as_json: bool, quiet: bool) -> int:
     with ProgressLine(quiet=quiet or as_json) as progress:
         report = call(dry_run=dry_run, on_progress=progress.update_bytes)
+    code = DAMAGED if report.missing else FINE
     if as_json:
         show.json_line(asdict(report))
-        return FINE
+        return code
     for note in report.remarks:
         click.echo(show.printable(note), err=True)
     if quiet:
-        return FINE
+        return code
     if dry_run:
         for direction, names in (("push", report.pushed), ("pull", report.pulled)):
             for name in names:
@@ -101,4 +102,4 @@ def _run(call: Callable[..., TransferReport], dry_run: bool, as_json: bool, quie
     count = show.count(len(report.pushed) + len(report.pulled), "file")
     copied = "would be copied" if dry_run else "copied"
     click.echo(f"{count}, {show.size(report.bytes)} {copied}; {show.count(report.same)} the same in both places")
-    return FINE
+    return code

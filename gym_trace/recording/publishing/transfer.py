@@ -68,6 +68,7 @@ class TransferReport:
         pushed, pulled: names of the copied files.
         bytes: their bytes.
         same: number of files that were equal at both ends.
+        missing: number of batches that the manifests list, but a pull did not find.
         remarks: files that were skipped, replaced or restored, with reasons; files compared by size and ends only;
             the number of other writers at the URL.
 
@@ -82,6 +83,7 @@ class TransferReport:
     pulled: list[str] = field(default_factory=list)
     bytes: int = 0
     same: int = 0
+    missing: int = 0
     remarks: list[str] = field(default_factory=list)
 
 
@@ -357,12 +359,13 @@ class Transfer:
             commit_to_hub(self._url, self._directory, self.report.pushed, add, self._card)
             push = []
         remote = RemoteStorage(self._url, MemoryBlocks()) if self._pull else None
-        self.report.remarks += [] if remote is None else _remarks_on_missing(remote)
         crcs = _listed_crcs(self._storage, push), _listed_crcs(remote, self._pull)
         for kinds in (_DATA, _TEXT):
             calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
             _run_all(calls, workers)
             self._download([copy.name for copy in self._pull if kind_of(copy.name) in kinds], crcs[1], add)
+        if self._way == "pull":
+            self._report_missing()
         if self._objects is not None:
             listed = self._remote
             if self._push:  # the store has given these objects their tags
@@ -373,6 +376,18 @@ class Transfer:
             if self._way == "push" and (self._push or not self._has_listed_manifests):
                 self._list_manifests_if_possible(listed)
         return self.report
+
+    def _report_missing(self) -> None:
+        """Report the batches that the directory lacks after a pull, though its manifests list them."""
+        writers = {writer_of(name) for name in self._remote}
+        for files in find_writers(self._storage):
+            for numbers in files.missing() if files.writer in writers else ():
+                self.report.missing += len(numbers)
+                first, last = (batch_name(files.writer, number) for number in (numbers.start, numbers.stop - 1))
+                shown = first if first == last else f"{first} to {last}"
+                self.report.remarks.append(
+                    f"{self.report.url}/{shown}: missing there; push it again from where it was recorded"
+                )
 
     def _list_manifests_if_possible(self, listed: Mapping[str, StoredObject]) -> None:
         """See _list_manifests(). The file only saves requests, so an error is a remark."""
@@ -474,18 +489,6 @@ def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dic
             if isinstance(crc := entry.get("crc32"), int):
                 found[name] = crc
     return found
-
-
-def _remarks_on_missing(remote: ReadStorage) -> list[str]:
-    """Return a remark for each range of batches that are not at a URL, though its manifests list them."""
-    remarks = []
-    for files in find_writers(remote):
-        for numbers in files.missing():
-            first, last = (batch_name(files.writer, number) for number in (numbers.start, numbers.stop - 1))
-            if not files.is_there(first):  # else it was uploaded in the meantime
-                shown = first if first == last else f"{first} to {last}"
-                remarks.append(f"{remote.path(shown)}: missing there; push it again from where it was recorded")
-    return remarks
 
 
 def _run_all(calls: Sequence[Callable[[], None]], workers: int) -> None:
