@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import gymnasium
+import numpy as np
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, TraceWriter, edit, open_trace
 from gym_trace.data.values import Array
 from gym_trace.tools.viewer.answers import Answers
 from gym_trace.tools.viewer.container import unpacked
@@ -46,6 +47,18 @@ def cartpoles(directory: Path, episodes: int = 12, **options: Any) -> Path:
                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 env.annotate(value=float(step))
                 done, step = terminated or truncated, step + 1
+    return directory
+
+
+def compacted_noise(directory: Path) -> Path:
+    """Write a compacted trace of 6 episodes of 1,000 steps in one chunk; its observations are in 8 blocks."""
+    random = np.random.default_rng(0)
+    with TraceWriter(directory, uid="w") as writer:
+        for _ in range(6):
+            writer.begin(random.normal(size=5))
+            for step in range(1000):
+                writer.step(step, random.normal(size=5), 1.0, terminated=step == 999)
+    edit.compact(directory, in_place=True)
     return directory
 
 

@@ -18,14 +18,15 @@ from faulty_server import QuietHandler, running, serving
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from runs import chunks_of
+from runs import batch_reader, chunks_of
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from shell import ok
-from viewer_requests import cartpoles
+from viewer_requests import cartpoles, compacted_noise
 
 import gym_trace
-from gym_trace import TraceRecordingVectorWrapper, edit
+from gym_trace import TraceRecordingVectorWrapper, edit, open_trace
+from gym_trace.format.batch_reader import RowRanges
 from gym_trace.wrappers import TraceRecordingWrapper
 
 pytestmark = [
@@ -923,10 +924,17 @@ def site(traces):
     """A host with 30 ms of latency that holds a static site, and a trace that is not part of it."""
     directories = (traces / "second", traces / "first", traces / "second")
     gym_trace.viewer.save_site(*directories, target=traces / "site", settings=["one", "two", "one"])
+    with hosted(traces) as web:
+        yield web
+
+
+@contextlib.contextmanager
+def hosted(root):
+    """A host with 30 ms of latency that holds the files below a folder, among them a site in site/."""
     types = {"": "text/html", "app.js": "text/javascript", "site.js": "text/javascript", "app.css": "text/css"}
     with serving(latency=0.03) as web:
-        for path in [*traces.glob("site/**/*.*"), *traces.glob("first/*")]:
-            web.files[f"/{path.relative_to(traces)}"] = path.read_bytes()
+        for path in root.rglob("*.*"):
+            web.files[f"/{path.relative_to(root)}"] = path.read_bytes()
         for name, mime in types.items():
             data = web.files[f"/site/{name or 'index.html'}"]
             web.answers[f"/site/{name}"] = partial(
@@ -969,6 +977,25 @@ def test_a_static_site_opens_on_the_comparison_that_was_written_with_it(site_pag
     site_page.until(
         "location.hash.includes('trace=2') && document.querySelectorAll('.learning .names span').length === 2"
     )
+
+
+def test_a_static_site_fetches_only_the_blocks_of_an_episode(driver, tmp_path):
+    trace = compacted_noise(tmp_path / "site" / "noise")
+    gym_trace.viewer.save_site(trace, target=tmp_path / "site")
+    (path,) = trace.glob("*.gtb")
+    ((begin, end),) = chunks_of(path)
+    rows = {0: RowRanges([(2 * 1001, 3 * 1001)], [(2 * 1000, 3 * 1000)])}
+    expected = {"head, with starts": 4096}
+    for column in ("observations", "actions", "rewards"):
+        expected[column] = sum(span.length for span in batch_reader(path).spans(rows, {(column,)}.__contains__))
+    assert 3 * expected["observations"] < end - begin
+    with hosted(tmp_path) as web:
+        page = Page(driver, f"{web.url}/site/")
+        page.go("#trace=0&episode=2&step=999")
+        value = f"{open_trace(trace)[2].observations[999][0]:.4g}"
+        page.until("document.querySelector('.step:not(.waiting) .values').textContent.includes(arguments[0])", value)
+        ranges = [tuple(map(int, kept[6:].split("-"))) for _, name, kept in web.requests if name.endswith(".gtb")]
+    assert sum(last + 1 - first for first, last in ranges if begin <= first < end) == sum(expected.values())
 
 
 def test_a_link_names_a_trace_elsewhere_for_a_static_site(site, site_page):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from shell import ok, run
-from viewer_requests import cartpoles
+from viewer_requests import cartpoles, compacted_noise
 
 from gym_trace import edit, open_trace
 from gym_trace.errors import TraceExists
@@ -74,11 +74,12 @@ def server_answer(answers, request):
 
 
 def requests_for(answers):
+    """Requests for the list, and for the first, the last and another episode."""
     listed = [f"&where={quote(where)}&search=&sort=" for where in ("", *CONDITIONS)]
     found = ["/api/traces", *(f"/api/{name}?trace=0{one}" for one in listed for name in ("histograms", "learning"))]
     found += [f"/api/episodes?trace=0{one}{sort}" for one in listed for sort in ("", "-return", "length,-episode")]
     trace = answers.traces[0]
-    for episode in {0, len(trace.trace) - 1}:
+    for episode in {0, len(trace.trace) // 2, len(trace.trace) - 1}:
         of = f"trace=0&episode={episode}"
         found += [f"/api/episode?{of}", f"/api/steps?{of}&from=0&count=40", f"/api/compare?a=0:0&b=0:{min(1, episode)}"]
         for column in trace.episode(episode).columns.values():
@@ -111,12 +112,12 @@ def content(request, body):
     return {key: value for key, value in (known[0] if isinstance(known, list) else known).items() if key not in APART}
 
 
-@needs_node
-def test_a_site_gives_the_answers_of_the_server():
+def check_answers(directories, wanted=""):
+    """Compare the answers of the site to requests with this text with those of the server."""
     jobs, expected = [], []
-    for name in READ:
-        answers = Answers([open_trace(SAMPLES / f"format-{name}")], is_shared=True)
-        jobs.append((SAMPLES / f"format-{name}", requests_for(answers)))
+    for directory in directories:
+        answers = Answers([open_trace(directory)], is_shared=True)
+        jobs.append((directory, [request for request in requests_for(answers) if wanted in request]))
         expected.append([server_answer(answers, request) for request in jobs[-1][1]])
     for (directory, requests), seen, known in zip(jobs, site_answers(jobs), expected, strict=True):
         for request, mine, theirs in zip(requests, seen, known, strict=True):
@@ -125,6 +126,16 @@ def test_a_site_gives_the_answers_of_the_server():
                 continue
             one, other = content(request, mine), content(request, theirs)
             np.testing.assert_equal(one, other, f"{directory} {request}")
+
+
+@needs_node
+def test_a_site_gives_the_answers_of_the_server():
+    check_answers(SAMPLES / f"format-{name}" for name in READ)
+
+
+@needs_node
+def test_a_site_gives_the_episodes_of_a_compacted_trace(tmp_path):
+    check_answers([compacted_noise(tmp_path / "t")], "episode=")
 
 
 @needs_node

@@ -36,9 +36,10 @@ for (let i = 0; i < 256; i++) {
   for (let k = 1; k < 4; k++) TABLES[k]![i] = (TABLES[k - 1]![i]! >>> 8) ^ TABLES[0]![TABLES[k - 1]![i]! & 255]!;
 }
 
-export function crc32(bytes: Bytes): number {
+/** The CRC of bytes, or of those that have the CRC `before` and these. */
+export function crc32(bytes: Bytes, before = 0): number {
   const [a, b, c, d] = TABLES as [Uint32Array, Uint32Array, Uint32Array, Uint32Array];
-  let crc = ~0;
+  let crc = ~before;
   let i = 0;
   for (; i + 4 <= bytes.length; i += 4) {
     crc ^= bytes[i]! | (bytes[i + 1]! << 8) | (bytes[i + 2]! << 16) | (bytes[i + 3]! << 24);

@@ -17,11 +17,21 @@ export type Descriptor = [
   blocks?: [rows: number, table: Bytes],
 ];
 
-/** A decoded column. `row(i)` has the bytes of a row. */
+/** Rows of a column that can be decoded alone: the bytes [begin, end) of its blob, and the CRC of the blob up to both. */
+export interface Run {
+  first: number;
+  count: number;
+  begin: number;
+  end: number;
+  crcs: [before: number, after: number];
+}
+
+/** A decoded column, or a run of it. `row(i)` has the bytes of a row, the first one of them is 0. */
 export interface Column {
   path: Path;
   dtype: string;
   shape: number[];
+  first: number; // row of the column with which the run begins
   count: number;
   raw: number;
   stored: number;
@@ -122,21 +132,36 @@ function undoDictionary(bytes: Bytes, rowSize: number, rows: number): Bytes {
   return out;
 }
 
-/** Decode a column; its blob is checked first. Throws Damaged, or an Error if it needs a newer reader. */
-export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, stored, raw, crc, blocks]: Descriptor): Column {
+/** The blocks of a column with rows [from, to), or the whole column if it is not in blocks. Throws Damaged. */
+export function runOf([path, , , rows, encoding, stored, , crc, blocks]: Descriptor, from = 0, to = rows): Run {
+  if (!(encoding & BLOCKS)) return { first: 0, count: rows, begin: 0, end: stored, crcs: [0, crc] };
+  const [together, table] = blocks ?? [0, new Uint8Array(0)];
+  demand(together > 0 && table.length === 8 * Math.ceil(rows / together), `blocks of column ${nameOf(path)}`);
+  const [block, next] = [Math.floor(from / together), Math.ceil(Math.min(to, rows) / together)];
+  demand(block < next, `rows of column ${nameOf(path)}`);
+  const upTo = (number: number): [end: number, crc: number] => (number ? [u32(table, 8 * number - 8), u32(table, 8 * number - 4)] : [0, 0]);
+  const [[begin, before], [end, after]] = [upTo(block), upTo(next)];
+  demand(begin < end && end <= stored, `blocks of column ${nameOf(path)}`);
+  const first = block * together;
+  return { first, count: Math.min(next * together, rows) - first, begin, end, crcs: [before, after] };
+}
+
+/** Decode a run of a column from its bytes, which are checked first. Throws Damaged, or an Error if it needs a newer reader. */
+export function decodeColumn(blob: Bytes, descriptor: Descriptor, run = runOf(descriptor)): Column {
+  const [path, dtype, shape, rows, encoding, stored, raw] = descriptor;
   const name = nameOf(path);
   if (encoding & ~KNOWN) throw new Error(`encoding ${encoding} is not known`);
-  demand(blob.length === stored && crc32(blob) === crc, `column ${name}`);
+  demand(blob.length === run.end - run.begin && crc32(blob, run.crcs[0]) === run.crcs[1], `column ${name}`);
   const kept = encoding & CONSTANT ? Math.min(1, rows) : rows;
   demand(rows <= MOST_ROWS && raw <= (kept > 1 ? MOST_PLAIN : MOST_RAW), `column ${name} is too large`);
+  const column = { path, dtype, shape, first: run.first, count: run.count, raw, stored, encoding };
   if (encoding & BLOCKS) {
-    const bytes = decodeBlocks(blob, elementSize(dtype), product(shape), rows, encoding, raw, blocks);
-    const rowSize = bytes.length / rows;
-    return { path, dtype, shape, count: rows, raw, stored, encoding, bytes, row: (i) => bytes.subarray(i * rowSize, (i + 1) * rowSize) };
+    const bytes = decodeBlocks(blob, descriptor, run);
+    const rowSize = bytes.length / run.count;
+    return { ...column, bytes, row: (i) => bytes.subarray(i * rowSize, (i + 1) * rowSize) };
   }
   let bytes = encoding & ZSTD ? inflate(blob, raw) : blob;
   demand(bytes.length === raw, `size of column ${name}`);
-  const column = { path, dtype, shape, count: rows, raw, stored, encoding };
   if (dtype === "msgpack") {
     const ends = valueEnds(bytes, encoding & CONSTANT ? null : rows);
     const begin = encoding & CONSTANT ? 0 : 4 * rows;
@@ -157,22 +182,18 @@ export function decodeColumn(blob: Bytes, [path, dtype, shape, rows, encoding, s
 }
 
 /** Decode blocks of rows, each of which is encoded by itself. */
-function decodeBlocks(
-  blob: Bytes, width: number, elements: number, rows: number, encoding: number, raw: number, blocks?: [number, Bytes],
-): Bytes {
-  const rowSize = width * elements;
-  demand(blocks !== undefined && !(encoding & (CONSTANT | CHANGES | DICTIONARY)) && raw === rows * rowSize, "blocks of a column");
-  const [together, table] = blocks!;
-  demand(together > 0 && table.length === 8 * Math.ceil(rows / together), "a table of blocks");
-  const out = new Uint8Array(raw);
-  for (let block = 0, begin = 0; block * together < rows; block++) {
-    const [first, end] = [block * together, u32(table, 8 * block)];
-    const size = (Math.min(first + together, rows) - first) * rowSize;
-    let bytes = inflate(blob.subarray(begin, end), size);
+function decodeBlocks(blob: Bytes, [path, dtype, shape, rows, encoding, , raw, , blocks]: Descriptor, { first, count, begin }: Run): Bytes {
+  const [width, [together, table]] = [elementSize(dtype), blocks!];
+  const rowSize = width * product(shape);
+  demand(!(encoding & (CONSTANT | CHANGES | DICTIONARY)) && raw === rows * rowSize, `blocks of column ${nameOf(path)}`);
+  const out = new Uint8Array(count * rowSize);
+  for (let row = 0, at = 0; row < count; row += together) {
+    const end = u32(table, (8 * (first + row)) / together) - begin;
+    let bytes = inflate(blob.subarray(at, end), Math.min(together, count - row) * rowSize);
     if (encoding & SHUFFLE) bytes = unshuffle(bytes, width);
     if (encoding & XOR) undoXor(bytes, rowSize);
-    out.set(bytes, first * rowSize);
-    begin = end;
+    out.set(bytes, row * rowSize);
+    at = end;
   }
   return out;
 }

@@ -1,7 +1,7 @@
 // A writer of a trace: its batches by their indexes, its episodes, and the columns of its chunks.
 
 import { align, crc32, type Bytes, Damaged, decodeColumn, demand, ENDS, extentOf, FRAGMENT, fileHeader, footerOf, HAS_INITIAL, HEADER, ID_RANGE, INDEX, CHUNK, SCHEMA,
-  blobsOf, nameOf, observationRows, originsOf, PLACEHOLDER, readColumns, readFragment, recordAt, STARTS, TERMINATED, TRUNCATED, u16, u32, u64, unpackMetadata,
+  blobsOf, nameOf, observationRows, originsOf, PLACEHOLDER, readColumns, readFragment, recordAt, runOf, STARTS, TERMINATED, TRUNCATED, u16, u32, u64, unpackMetadata,
   viewOf, type Column, type Descriptor, type Fragment, type Metadata } from "../reader/index.ts";
 import type { Read } from "./files.ts";
 
@@ -46,7 +46,7 @@ class Recent<T> {
   }
 }
 
-const columns = new Recent<Column | null>(KEPT_COLUMNS, (column) => column?.bytes.length ?? 0);
+const columns = new Recent<Column>(KEPT_COLUMNS, ({ bytes }) => bytes.length);
 const heads = new Recent<ChunkHead>(KEPT_HEADS, () => 1);
 
 /** A batch file: what its index says. */
@@ -107,7 +107,7 @@ function metadataAt(bytes: Bytes, at: number, head: Bytes): Metadata {
   return unpackMetadata(packed);
 }
 
-/** Rows of a column of an episode that lie in one chunk: rows `begin` to `begin + count` of it. `column` is null where the chunk has none. */
+/** Rows of a column of an episode that lie in one chunk: rows `begin` to `begin + count` of what is decoded. `column` is null where the chunk has none. */
 export interface Part {
   start: number;
   count: number;
@@ -184,19 +184,17 @@ export class Writer {
     return f === undefined ? null : this.files.startRow(f);
   }
 
-  /** Return the rows [start, stop) of a column, chunk by chunk; without their columns, and where they lie. */
-  *places(row: number, observed: boolean, start: number, stop: number): Generator<Part & { chunk: number; fragment: number }> {
+  /** Return the rows [start, stop) of a column, chunk by chunk; without their columns, and the rows of their fragment. */
+  *places(row: number, observed: boolean, start: number, stop: number): Generator<Part & { chunk: number; fragment: [begin: number, end: number] }> {
     let at = 0;
     let skip = !observed && this.isTrimmed(row) ? 1 : 0;
     for (let k = this.first[row]!; k < this.first[row + 1]! && at < stop; k++) {
       const f = this.fragmentsOf[k]!;
       const fragment = this.files.fragment(f);
-      const rows = (observed ? observationRows(fragment) : fragment.steps) - skip;
+      const [first, own] = [this.files.offset(f, observed), observed ? observationRows(fragment) : fragment.steps];
+      const rows = own - skip;
       const [from, to] = [Math.max(start, at), Math.min(stop, at + rows)];
-      if (from < to) {
-        const begin = this.files.offset(f, observed) + skip + from - at;
-        yield { start: from, count: to - from, begin, column: null, chunk: this.files.chunkOf(f), fragment: f };
-      }
+      if (from < to) yield { start: from, count: to - from, begin: first + skip + from - at, column: null, chunk: this.files.chunkOf(f), fragment: [first, first + own] };
       at += rows;
       skip = 0;
     }
@@ -205,7 +203,7 @@ export class Writer {
   /** Yield rows [start, stop) of a column; for those that cannot be read, the error. All chunks are fetched at the same time. */
   async *parts(row: number, path: string[], start: number, stop: number, signal?: AbortSignal): AsyncGenerator<Part | { start: number; count: number; error: Damaged }> {
     const found = [...this.places(row, path[0] === "observations", start, stop)].map((place) => {
-      const column = this.files.column(place.chunk, nameOf(path), signal);
+      const column = this.files.column(place.chunk, nameOf(path), place.fragment, signal);
       column.catch(() => {}); // it is awaited below
       return { ...place, column };
     });
@@ -213,8 +211,9 @@ export class Writer {
       try {
         const known = await column;
         demand(known !== null || ["annotations", "infos"].includes(path[0]!), `a chunk lacks the column ${nameOf(path)}`);
-        demand(known === null || place.begin + place.count <= known.count, `rows of column ${nameOf(path)}`);
-        yield { ...place, column: known };
+        const begin = place.begin - (known?.first ?? 0);
+        demand(known === null || begin + place.count <= known.count, `rows of column ${nameOf(path)}`);
+        yield { ...place, begin, column: known };
       } catch (error) {
         if (!(error instanceof Damaged || error instanceof RangeError)) throw error;
         yield { start: place.start, count: place.count, error: new Damaged(error.message) };
@@ -319,16 +318,18 @@ export class WriterFiles {
     return { chunk, row };
   }
 
-  /** Read a column of a chunk; null if it has none of this name. Throws Damaged. */
-  async column(chunk: number, name: string, signal?: AbortSignal): Promise<Column | null> {
+  /** Read a column of a chunk, if it is in blocks those with rows [from, to); null if it has none of this name. Throws Damaged. */
+  async column(chunk: number, name: string, [from, to]: [from?: number, to?: number] = [], signal?: AbortSignal): Promise<Column | null> {
     const place = this.places[chunk]!;
     const { url } = place.batch;
-    const read = (): Promise<Column | null> => columns.get(`${url}\0${place.offset}\0${name}`, async () => {
-      const { blobs, known } = await heads.get(`${url}\0${place.offset}`, () => this.head(place));
-      const blob = blobs.get(name);
-      if (!blob) return null;
-      const [begin, end] = [blob.begin - place.offset, blob.end - place.offset];
-      return decodeColumn(end <= known.length ? known.subarray(begin, end) : await this.read(url, blob.begin, blob.end, signal), blob.descriptor);
+    const { blobs, known } = await heads.get(`${url}\0${place.offset}`, () => this.head(place));
+    const blob = blobs.get(name);
+    if (!blob) return null;
+    const run = runOf(blob.descriptor, from, to);
+    const [begin, end] = [blob.begin + run.begin, blob.begin + run.end];
+    const read = (): Promise<Column> => columns.get(`${url}\0${name}\0${begin}\0${end}`, async () => {
+      const isKnown = end <= place.offset + known.length;
+      return decodeColumn(isKnown ? known.subarray(begin - place.offset, end - place.offset) : await this.read(url, begin, end, signal), blob.descriptor, run);
     });
     for (;;) {
       try {

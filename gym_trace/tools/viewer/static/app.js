@@ -1,4 +1,4 @@
-/* sources cbeb1d66264992b467b4197189e86407 */
+/* sources ae5211c15face77bbcdd81470baecb05 */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
