@@ -118,6 +118,7 @@ def run(checkout: Path, place: Path, steps: int, work: str | list[str]) -> tuple
             return spent, peak
         words = [word.format(place=place, new=new) for word in work]
         environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'cli'}"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
         process = subprocess.Popen(
             [sys.executable, "-m", "gym_trace", *words], env=environment, cwd=place, stdout=subprocess.DEVNULL
         )
