@@ -16,6 +16,8 @@ TraceError
 ├── RenderingError       an image could not be rendered, or a video not written
 ├── TrainingFailed       training cannot continue
 └── MissingExtra         an optional package is not installed
+
+UnpublishedWarning       a recording to a URL is only on this machine so far
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ __all__ = [
     "TraceExists",
     "TraceNotFound",
     "TrainingFailed",
+    "UnpublishedWarning",
     "UnreadableRecording",
     "UnstorableValue",
     "UnsupportedTrace",
@@ -209,6 +212,19 @@ class RemoteError(TraceError, OSError):
         >>> import contextlib
         >>> with contextlib.suppress(gym_trace.errors.RemoteError):  # doctest: +SKIP
         ...     trace = gym_trace.open_trace("s3://bucket/trace")
+    """
+
+
+class UnpublishedWarning(RuntimeWarning):
+    """Files of a recording to a URL stay in its spool, because the store did not accept them.
+
+    The message names the spool and the reason. Commands that issue this warning exit with 1.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", gym_trace.errors.UnpublishedWarning)
+        ...     # env.close() now raises it
     """
 
 

@@ -117,7 +117,8 @@ def _print(done: Branched, index: int, step: int, policy: str) -> None:
     if done.drew is False:
         click.echo("the environment drew nothing from the seeded generator: it is deterministic from this step on, or "
                    "its randomness is elsewhere")  # fmt: skip
-    click.echo(f"recorded to {show.printable(done.directory)}")
+    if not show.unpublished():
+        click.echo(f"recorded to {show.printable(done.directory)}")
 
 
 def _plain(done: Branched) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import shlex
 import sys
 import traceback
 import warnings
+from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -23,11 +24,12 @@ from gym_trace.errors import (
     ReplayDiverged,
     TraceError,
     TraceNotFound,
+    UnpublishedWarning,
 )
 from gym_trace.printable import error_text
 from gym_trace.recording import why_pure
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
+from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.help import Group, help_all, is_full_help, option, printing_option
 from gym_trace_cli.options import PATH, byte_count
 from gym_trace_cli.stopping import Ended, ended_by_signals
@@ -176,7 +178,9 @@ class Commands(Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
+                unpublished = show.unpublished()
+                warnings.showwarning = partial(_show_warning, unpublished)
+                warnings.simplefilter("always", UnpublishedWarning)
                 with ended_by_signals():
                     result = super().invoke(ctx)
                     show.stdout().flush()
@@ -190,7 +194,7 @@ class Commands(Group):
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
             fail(error, next((code for kind, code in _CODES.items() if isinstance(error, kind)), ERROR))
-        return result
+        return result or (ERROR if unpublished else FINE)
 
 
 def _exit_with(code: int, line: str) -> NoReturn:
@@ -235,10 +239,12 @@ def _reader_is_gone() -> bool:
     return True
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning in one line, without its source line."""
+def _show_warning(unpublished: list[str], message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning in one line, without its source line. unpublished: gets the text of an UnpublishedWarning."""
     text = _COLOUR.sub("", str(message)).removeprefix("WARN: ")
-    click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
+    if is_unpublished := isinstance(message, UnpublishedWarning):
+        unpublished.append(text)
+    click.echo(f"{'error' if is_unpublished else 'warning'}: {show.printable(' '.join(text.split()))}", err=True)
 
 
 def _show_version() -> None:

@@ -345,9 +345,9 @@ def _summarize(
 ) -> int:
     """Print the result, and why the run ended early; return the exit code."""
     has_workers = hasattr(done, "workers")
-    if as_json:
+    if as_json and not show.unpublished():
         show.json_line({**gym_trace.list_trace(directory), "seed": done.seed})  # the row of gym-trace ls
-    elif not quiet and (done.episodes or not has_workers):
+    elif not (as_json or quiet) and (done.episodes or not has_workers):
         _print_summary(done, directory, environment, has_workers)
     if has_workers and done.stopped == "failed":
         return _abandoned(done)
@@ -374,6 +374,8 @@ def _print_summary(done: Any, directory: Path, environment: Sequence[str], has_w
         click.echo(f"recorded {show.count(episodes, 'episode')}: {throughput} {workers}")
     if (returns := _returns(done)) is not None and (episodes or not has_workers):
         click.echo(show.returns(returns, only_last=episodes > 100))
+    if show.unpublished():
+        return
     size = "" if is_url(directory) else f"{show.size(LocalStorage(directory).allocated())}, "
     click.echo(f"{show.printable(directory)}: {size}seed {done.seed}\n")
     show.next_commands(directory, environment)

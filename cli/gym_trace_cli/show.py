@@ -31,6 +31,7 @@ COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "white")  # curv
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _MIN_TEXT, _MIN_HEAD = 8, 7  # widths of the narrowest column of text, and heading of figures
 _STDOUT = "gym_trace_cli.stdout"  # key of click's Context.meta
+_UNPUBLISHED = "gym_trace_cli.unpublished"  # another key of it
 _TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # times are never cut
 
 
@@ -295,6 +296,12 @@ def step_commands(directory: Path, episode: int, step: int, environment: Sequenc
     shell = [] if environment is None else [["shell", *step_words, *environment]]
     for words in (*shell, ["view", *step_words]):
         click.echo(f"  {printable(shlex.join(['gym-trace', *words]))}")
+
+
+def unpublished() -> list[str]:
+    """Return the warnings of this command about recordings to URLs that are only on this machine, as one list."""
+    found: list[str] = click.get_current_context().meta.setdefault(_UNPUBLISHED, [])
+    return found
 
 
 def next_commands(directory: Path, environment: Sequence[str]) -> None:

@@ -24,7 +24,9 @@ from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.recording.collecting.policies import Annotating, policy_maker
 from gym_trace.recording.collecting.rollout import LOOK_SECONDS, Rollout, new_root_seed, reset_policy
 from gym_trace.recording.provenance import provenance_of, recorded_by
+from gym_trace.recording.publishing.spool import destination_of
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.storage.opening import path_of
 from gym_trace.tools.playing.continued import Continued
 from gym_trace.tools.replay.env_at import differs_later
 from gym_trace.tools.replay.making import Making, Played, made_env, replays
@@ -40,7 +42,7 @@ class Branched:
     """New episodes from a recorded step on. Returns and lengths count from that step.
 
     Attributes:
-        directory: directory of the new trace.
+        directory: directory or URL of the new trace.
         seed: root seed of the policy, and, if reseeded, of the environment.
         reseeded: True if the environment's generator was seeded at the step.
         drew: True if the environment used that generator afterwards; None if not reseeded.
@@ -205,7 +207,8 @@ def branch(
     returns = np.array(branches.returns, np.float64)
     lengths = np.array(branches.lengths, np.int64)
     recorded_facts = as_return(rest.total_reward), len(rest), recorded.outcome
-    return Branched(recorder.directory, root, seed is not None, branches.drew, returns, lengths, *recorded_facts)
+    written_to = path_of(destination_of(recorder.directory) or str(recorder.directory))
+    return Branched(written_to, root, seed is not None, branches.drew, returns, lengths, *recorded_facts)
 
 
 class _Branches(Rollout):

@@ -20,7 +20,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gym_trace.errors import InvalidOption, RecordingError, RemoteError, TraceError, TraceExists, TraceNotFound, warn
+from gym_trace.errors import (
+    InvalidOption,
+    RecordingError,
+    RemoteError,
+    TraceError,
+    TraceExists,
+    TraceNotFound,
+    UnpublishedWarning,
+    warn,
+)
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.directory import WriterFiles, find_writers, kind_of, sizes_of, writer_of
 from gym_trace.format.facts import NAME as FACTS
@@ -417,9 +426,9 @@ class _Publisher:
                 raise RemoteError(f"{redacted(self._url)}: lists other files than were uploaded")
         except TraceExists as error:
             raise RecordingError(f"{error}; the recording is in {self._spool}") from None
-        except (RemoteError, OSError) as error:
+        except (TraceError, OSError) as error:
             text = f"{error}; unpublished files stay in {self._spool}: 'gym-trace push --resume' publishes them"
-            warn(text, RuntimeWarning)
+            warn(text, UnpublishedWarning)
 
 
 _publishers: dict[tuple[int, str], _Publisher] = {}

@@ -27,7 +27,7 @@ from shell import run
 from vector_wrapper import TraceRecordingVectorWrapper
 
 from gym_trace import TraceRecordingWrapper, TraceWriter, check_trace, collect, open_trace, push
-from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.errors import InvalidOption, TraceExists, UnpublishedWarning
 from gym_trace.recording.publishing import spool
 from gym_trace.storage.remote import objects
 
@@ -139,7 +139,7 @@ def test_a_store_that_is_away_slows_nothing_and_is_reported(
             assert time.monotonic() < until
             time.sleep(0.02)
     assert "hush" not in caplog.text
-    with pytest.warns(RuntimeWarning, match="'gym-trace push --resume' publishes them"):
+    with pytest.warns(UnpublishedWarning, match="'gym-trace push --resume' publishes them"):
         env.close()
     FaultyFileSystem.reset()
     resume_until_published()
@@ -209,6 +209,35 @@ def test_the_record_command_takes_a_url(url: str, tmp_path: Path) -> None:
     assert run(*words, "-o", str(tmp_path / "local")).exit_code == 0
     assert open_trace(url).facts["license"] == "MIT"
     assert [e.rewards.tolist() for e in open_trace(url)] == [e.rewards.tolist() for e in open_trace(tmp_path / "local")]
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--quiet",)])
+def test_commands_that_publish_nothing_name_the_spool_and_exit_with_1(
+    url: str, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    FaultyFileSystem.reset(*[PermissionError("hush")] * 100_000)
+    command = ("record", "CartPole-v1", "--episodes", "3", "--seed", "0", "--on-exist", "append", *words)
+    result = run(*command, "-o", url)
+    assert result.exit_code == 1
+    assert f"check the credentials that the store uses; unpublished files stay in {tmp_path / 'spool'}" in result.output
+    assert "'gym-trace push --resume' publishes them" in result.output
+    assert result.output.count("error: ") == 1
+    assert "next:" not in result.output
+    assert run("push", "--resume").exit_code == 1
+    FaultyFileSystem.reset()
+    resume_until_published()
+    assert len(open_trace(url)) == 3
+
+
+def test_a_branch_to_a_url_exits_with_1_if_it_is_not_published(url: str, tmp_path: Path) -> None:
+    run("record", "CartPole-v1", "-o", str(tmp_path / "t"), "--episodes", "1", "--seed", "0")
+    command = ("branch", str(tmp_path / "t"), "--episode", "0", "--step", "3", "--episodes", "1")
+    assert f"recorded to {url}" in run(*command, "-o", url).output
+    FaultyFileSystem.reset(*[PermissionError()] * 100_000)
+    result = run(*command, "-o", url, "--on-exist", "append")
+    assert (result.exit_code, "recorded to" in result.output) == (1, False)
+    FaultyFileSystem.reset()
+    resume_until_published()
 
 
 # -- directories that must not be published ---------------------------------------------------------------------------
