@@ -20,7 +20,7 @@ from gym_trace.storage import is_url, redacted
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import headed, option, section
-from gym_trace_cli.options import json_option
+from gym_trace_cli.options import distinct, json_option
 from gym_trace_cli.reports import plot_file
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -69,11 +69,11 @@ def command(
 
 def named_traces(given: Sequence[str]) -> dict[str, list[str]]:
     """Return the directories of the traces of each name, for words [NAME=]DIR. Raises TraceNotFound."""
-    named: dict[str, dict[str, None]] = {}
+    named: dict[str, list[str]] = {}
     for word in given:
         name, directory = _split(word)
-        named.setdefault(name, {}).update(dict.fromkeys(_traces_at(directory)))
-    return {name: list(found) for name, found in named.items()}
+        named[name] = distinct([*named.get(name, ()), *_traces_at(directory)])
+    return named
 
 
 def _split(word: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 import gym_trace
+from gym_trace.storage import LocalStorage, is_url
 from gym_trace_cli import show
 from gym_trace_cli.check import repair
 from gym_trace_cli.completion import TraceDirectory
@@ -85,13 +86,14 @@ class _Result(NamedTuple):
             edit = getattr(gym_trace.edit, name)
             return edit(*arguments, destination=self.output, on_progress=on_progress, **in_place, **options)
 
-    def report(self, name: str, *arguments: Any, counts_steps: bool = False) -> None:
-        """Call a function of gym_trace.edit, and print its report."""
-        report = self.call(name, *arguments, counts_steps=counts_steps)
+    def report(self, name: str, *arguments: Any, counts_steps: bool = False) -> EditReport:
+        """Call a function of gym_trace.edit, and print and return its report."""
+        report: EditReport = self.call(name, *arguments, counts_steps=counts_steps)
         if self.as_json:
             show.json_line(_plain(report))
         else:
             _print_report(report)
+        return report
 
 
 _new_options = section(
@@ -195,9 +197,14 @@ def compact(directory: str, result: _Result) -> None:
     """
     trace = gym_trace.open_trace(directory)
     before = gym_trace.describe(trace, brief=True)["bytes"]
-    result.report("compact", trace, counts_steps=True)
-    if not result.as_json:
-        click.echo(f"before: {show.size(before)}")
+    report = result.report("compact", trace, counts_steps=True)
+    if result.as_json:
+        return
+    now = ""
+    if is_url(directory):  # which has sizes of files, not of the blocks of a disk
+        files = LocalStorage(report.destination)
+        now = f", now {show.size(sum(map(files.size, files.names())))}, as sizes of files"
+    click.echo(f"before: {show.size(before)}{now}")
 
 
 @command.command("drop")

@@ -19,6 +19,7 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
 from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import distinct
 from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
@@ -70,14 +71,14 @@ def command(directories: Sequence[str], selection: Selection, as_json: bool) -> 
             note = f"note: {show.count(len(below), 'more trace')} below this one: {show.printable(names)}{more}"
             click.echo(note, err=True)
         return FINE
-    all_traces: dict[str, None] = {}
+    all_traces = list[str]()
     for directory in directories:
-        traces = dict.fromkeys(gym_trace.find_traces(directory))
-        all_traces |= traces
+        traces = list(gym_trace.find_traces(directory))
+        all_traces += traces
         if not traces:
             raise TraceNotFound(f"{redacted(directory)}: no trace here, or up to three levels below")
     states = set()
-    rows = _listed(list(all_traces), selection)
+    rows = _listed(distinct(all_traces), selection)
     if as_json:
         for row in rows:
             show.json_line(row)

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,16 @@ POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmg]?b)?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+def distinct(directories: Iterable[str]) -> list[str]:
+    """Return directories and URLs, each trace once, in whatever ways it is written: x, ./x/, or a link to it."""
+    from gym_trace.storage import is_url, path_of
+
+    found: dict[str, str] = {}
+    for directory in directories:
+        found.setdefault(str(path_of(directory)) if is_url(directory) else os.path.realpath(directory), directory)
+    return list(found.values())
 
 
 def episode_slice(value: str) -> slice | list[int]:

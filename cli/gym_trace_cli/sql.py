@@ -14,6 +14,7 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import FINE
 from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import distinct
 
 
 @headed("sql")
@@ -40,7 +41,7 @@ def command(directories: Sequence[str], query: str, as_json: bool, output: str |
         raise click.UsageError(f"the last argument, {query}, is a directory; pass DIR, then QUERY")
     if as_json and output is not None:
         raise click.UsageError("--json: excludes --output, which writes .parquet or .csv")
-    traces = [gym_trace.open_trace(directory) for directory in directories]
+    traces = [gym_trace.open_trace(directory) for directory in distinct(directories)]
     if output is not None:
         written = gym_trace.write_query(query, traces, output)
         click.echo(f"{show.count(written, 'row')} written to {show.printable(output)}")

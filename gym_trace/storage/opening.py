@@ -58,10 +58,10 @@ def absolute(storage: ReadStorage) -> ReadStorage:
 
 
 def path_of(root: str) -> Path:
-    """Return the root of a storage as a path; that of a URL keeps its slashes.
+    """Return the root of a storage as a path; that of a URL keeps its slashes. Raises InvalidOption for s3:// alone.
 
     Examples:
         >>> gym_trace.storage.path_of("/data/cartpole").name
         'cartpole'
     """
-    return UrlPath(root) if is_url(root) else Path(root)
+    return UrlPath(url_of(root)) if is_url(root) else Path(root)

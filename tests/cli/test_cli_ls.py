@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gym_trace_cli import ls, show
+from gym_trace_cli.options import distinct
 from runs import manifest_entries, recorded
 from scripted_env import CountingEnv
 from shell import ok, run, strict_json
@@ -59,6 +60,20 @@ def test_ls_shows_the_content_of_a_trace() -> None:
     assert row["bytes"] == LocalStorage(SAMPLES / "two-writers").allocated()
     assert (row["state"], row["writers"], row["problem"]) == ("closed", {"closed": 2}, None)
     assert row["start_time"] == f"{episodes['start_time'].min().astype('M8[us]')}Z"
+
+
+def test_a_trace_that_is_written_in_several_ways_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(SAMPLES / "two-writers", "t")
+    os.symlink("t", "link")
+    ways = ("t", "./t/", "t", "link", tmp_path / "t")
+    assert len(ok("ls", *ways).stdout.splitlines()) == 2
+    count = len(open_trace("t"))
+    runs, episodes, *_ = ok("compare", *(f"same={way}" for way in ways)).stdout.splitlines()[1:]
+    assert (runs.split()[-1], episodes.split()[-1]) == ("1", str(count))
+    pytest.importorskip("duckdb")
+    assert ok("sql", *ways, "SELECT count(*) AS n FROM episodes", "--json").stdout == f'{{"n": {count}}}\n'
+    assert distinct(["s3://b/t", "s3://b/t/", "s3://b/u"]) == ["s3://b/t", "s3://b/u"]
 
 
 def test_ls_shows_the_return_of_each_objective() -> None:

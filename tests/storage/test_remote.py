@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 from faulty_server import QuietHandler, Web, running, serving
 from faulty_store import FaultyFileSystem
+from gym_trace_cli import show
 from gymnasium import spaces
 from memory_storage import MemoryStorage
 from runs import in_a_child, play, recorded
 from scripted_env import small_blocks
-from shell import run
+from shell import ok, run
 from storage_contract import ReadContract
 
 import gym_trace
@@ -32,6 +33,7 @@ from gym_trace.format.directory import _KINDS, kind_of
 from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.opening import storage_at
 from gym_trace.storage.protocol import ReadStorage, Span
 from gym_trace.storage.remote import objects, stores
 from gym_trace.storage.remote.address import UrlPath, url_of
@@ -540,7 +542,7 @@ def test_options_of_the_cache_are_checked(tmp_path: Path, monkeypatch: pytest.Mo
         open_trace(tmp_path, cache=tmp_path / "cache")
     with pytest.raises(InvalidOption, match="too small"):
         open_trace("memory://x", cache=tmp_path / "cache", cache_bytes=10)
-    with pytest.raises(InvalidOption, match="unknown kind of URL"):
+    with pytest.raises(InvalidOption, match="unknown scheme"):
         open_trace("gopher://x/t")
     monkeypatch.setenv("GYM_TRACE_URL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("GYM_TRACE_URL_CACHE_BYTES", "many")
@@ -604,6 +606,31 @@ def test_a_child_forked_while_threads_fetch_does_not_hang(
 def test_a_url_survives_pathlib_which_removes_slashes(url: str) -> None:
     assert url_of(Path(url)) == url
     assert str(UrlPath(url)) == url
+
+
+@pytest.mark.parametrize("words", ["ls URL", "info URL", "pull URL new", "record CartPole-v1 -o URL"])
+@pytest.mark.parametrize("url", ["s3://", "gs:///", "az:/", "https://"])
+def test_a_url_without_a_bucket_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*words.replace("URL", url).split())
+    scheme = url.partition(":")[0]
+    assert result.output == f"error: {scheme}://: names no bucket or host; write {scheme}://BUCKET/PATH\n"
+    assert result.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_root_of_the_file_system_is_a_url() -> None:
+    assert storage_at("file:///").root == "/"
+
+
+def test_compact_of_a_url_compares_sizes_of_files(tmp_path: Path) -> None:
+    recorded(tmp_path / "t")
+    url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/u")
+    last = ok("edit", "compact", url, "-o", str(tmp_path / "new")).output.splitlines()[-1]
+    before, now = (sum(path.stat().st_size for path in (tmp_path / name).iterdir()) for name in ("t", "new"))
+    assert last == f"before: {show.size(before)}, now {show.size(now)}, as sizes of files"
 
 
 # -- servers that are not trusted -------------------------------------------------------------------------------------

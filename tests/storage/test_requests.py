@@ -18,6 +18,7 @@ from gymnasium import spaces
 from long_tests import LONG
 from runs import in_a_child, play, record_lengths
 from scripted_env import Result, ToyEnv, small_blocks
+from shell import ok
 
 from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, pull, push
 from gym_trace.data.packing import pack
@@ -108,6 +109,13 @@ def test_opening_a_url_takes_a_listing_and_the_manifest(tmp_path: Path, count: i
     assert len(trace) == count
     assert trace.metadata is None
     assert requests() == {"list": 1, "jsonl": 1}
+
+
+@pytest.mark.parametrize("command", ["info", "edit compact -o NEW"])
+def test_commands_list_a_url_once(tmp_path: Path, command: str) -> None:
+    url = uploaded(batches(tmp_path / "t", 3))
+    ok(*command.replace("NEW", str(tmp_path / "new")).split(), url)
+    assert requests()["list"] == 1
 
 
 def test_chunks_of_several_batches_are_expected_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,17 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def url_of(path: str | os.PathLike[str]) -> str:
-    """Return a URL with the slashes that pathlib has removed, and without a slash at the end."""
-    return _with_slashes(os.fspath(path)).rstrip("/")
+    """Return a URL with the slashes that pathlib has removed, and without a slash at the end.
+
+    Raises InvalidOption for a URL that ends after its scheme.
+    """
+    text = os.fspath(path)
+    url = _with_slashes(text).rstrip("/")
+    if not (url.endswith(":") and is_url(text)):
+        return url
+    if url[:-1].lower() in _LOCAL_SCHEMES:
+        return f"{url}///"
+    raise InvalidOption(f"{url}//: names no bucket or host; write {url}//BUCKET/PATH")
 
 
 def _with_slashes(text: str) -> str:

@@ -85,15 +85,23 @@ class RemoteStorage(ReadStorage):
 
     def stored(self, name: str) -> StoredObject:
         """Return size and version of a file. Raises FileNotFoundError."""
+        listing = self._listed()
+        if name not in listing:
+            raise FileNotFoundError(self.path(name))
+        return listing[name]
+
+    def _listed(self) -> dict[str, StoredObject]:
+        """Return the objects as last listed."""
         if self._listing is None:
             self.names()
         assert self._listing is not None
-        if name not in self._listing:
-            raise FileNotFoundError(self.path(name))
-        return self._listing[name]
+        return self._listing
 
     def size(self, name: str) -> int:
         return self.stored(name).size
+
+    def allocated(self) -> int:
+        return sum(stored.size for stored in self._listed().values())
 
     def version(self, name: str) -> str:
         return self.stored(name).version or str(self.size(name))

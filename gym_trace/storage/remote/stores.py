@@ -192,7 +192,8 @@ class FsspecStore(ObjectStore):
             raise MissingExtra(f"{parts.scheme}:// needs {package}; install it with: pip install {package}") from None
         except ValueError:
             raise InvalidOption(
-                f"{redacted(url)}: unknown kind of URL; fsspec.available_protocols() lists them"
+                f"{redacted(url)}: unknown scheme {parts.scheme}; use s3, gs, az, hf, https, file, or one of "
+                "fsspec.available_protocols()"
             ) from None
         if self._fs.async_impl and not threading.main_thread().is_alive():  # asyncio starts no more threads
             raise RemoteError(f"{redacted(url)}: out of reach while the program ends; call close() before that")
