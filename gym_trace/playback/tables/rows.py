@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,12 +63,19 @@ class Tables:
         self._layouts = writer_agreed_on(trace, "observation_space").layouts
         rewards = columns[("rewards",)]
         self._objectives = math.prod(rewards.shape) if rewards.kind == NUMBER and rewards.shape else 0
-        self.steps = list(self._step_columns(has_next))
-        self.episodes = list(self._episode_columns())
+        self._has_next = has_next
+
+    @cached_property
+    def steps(self) -> list[TableColumn]:
+        return list(self._step_columns())
+
+    @cached_property
+    def episodes(self) -> list[TableColumn]:
+        return list(self._episode_columns())
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _step_columns(self, has_next: bool) -> Iterator[TableColumn]:
+    def _step_columns(self) -> Iterator[TableColumn]:
         episode = pa.field("episode", pa.int64(), nullable=False)
         yield TableColumn(episode, (), lambda runs: pa.array(np.repeat(self._number(runs.episode), runs.lengths)))
         yield TableColumn(pa.field("step", pa.int64(), nullable=False), (), lambda runs: pa.array(runs.step))
@@ -81,7 +88,7 @@ class Tables:
             )
         for name, root in (("terminated", "terminations"), ("truncated", "truncations")):
             yield TableColumn(pa.field(name, pa.bool_(), nullable=False), (root,), partial(_flags, root))
-        if has_next:
+        if self._has_next:
             yield from self._space_columns("next_observation", "observations", partial(beside_steps, is_after=True))
         if (infos := self._columns.get(("infos",))) is not None:
             yield TableColumn(infos.field("info"), ("infos",), lambda runs: infos.encoded(_given(runs, infos.path)))

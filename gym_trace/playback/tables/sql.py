@@ -46,7 +46,7 @@ def query(text: str, traces: Sequence[RecordedEpisodes]) -> tuple[list[str], Ite
         (['outcome', 'n'], [['terminated', 20]])
     """
     tables = _tables_of(traces)
-    connected = _connected(tables)
+    connected = _connected(tables, text)
     with _own_errors(tables, text):
         if not connected.extract_statements(text):
             raise InvalidOption("sql: the query is empty; pass a SELECT")
@@ -71,7 +71,7 @@ def write_query(text: str, traces: Sequence[RecordedEpisodes], path: str | os.Pa
     if ending not in _FORMATS:
         raise InvalidOption(f"{os.fspath(path)}: unknown ending; pass a name that ends with .parquet or .csv")
     tables = _tables_of(traces)
-    connected = _connected(tables)
+    connected = _connected(tables, text)
 
     def write(target: str) -> int:
         kinds = [statement.type for statement in connected.extract_statements(text)]
@@ -88,16 +88,19 @@ def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
     if not (traces and all(hasattr(trace, "directory") for trace in traces)):
         raise InvalidOption("traces: pass a list of opened traces, such as [open_trace(directory)]")
     steps = TraceDataset(STEPS, [share_of(trace) for trace in traces])
-    tables = {STEPS: steps, EPISODES: steps.of_same(EPISODES)}
-    for table in tables.values():
-        table.schema  # noqa: B018 - raises errors of the traces here, because DuckDB would pass on only their text
-    return tables
+    return {STEPS: steps, EPISODES: steps.of_same(EPISODES)}
 
 
-def _connected(tables: dict[str, TraceDataset]) -> Any:
+def _connected(tables: dict[str, TraceDataset], text: str = "") -> Any:
+    """Return a connection with these views. text: the query; most queries of steps save the work for the other view."""
     connected = duckdb.connect()
-    for name, table in tables.items():
-        connected.register(name, table)
+    try:
+        is_of_steps = connected.get_table_names(text) == {STEPS}
+    except duckdb.Error:  # also of several statements, or of none
+        is_of_steps = False
+    for name in [STEPS] if is_of_steps else tables:
+        tables[name].schema  # noqa: B018 - raises errors of the traces here, because DuckDB would pass on only their text
+        connected.register(name, tables[name])
     return connected
 
 

@@ -321,6 +321,17 @@ def test_sql_and_find_steps_have_the_same_columns(recorded: Path, closing: Calla
     assert rows == list(map(tuple, found.tolist()))
 
 
+def test_a_query_of_steps_computes_no_columns_of_episodes(recorded: Path) -> None:
+    def columns_after(text: str) -> set[str]:
+        trace = open_trace(recorded)
+        gym_trace.query(text, [trace])
+        return set(index_of(trace)._computed)
+
+    assert "seed" not in columns_after("SELECT count(*) FROM steps")
+    assert "seed" in columns_after("SELECT count(*) FROM steps JOIN episodes USING (episode)")
+    assert list(gym_trace.query("SHOW TABLES", [open_trace(recorded)])[1]) == [["episodes"], ["steps"]]
+
+
 def test_sql_of_several_traces_names_them(tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     for number in (1, 2):
