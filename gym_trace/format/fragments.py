@@ -22,6 +22,12 @@ _ALL = slice(None)
 RowIndex = slice | Array  # a slice has step 1
 
 
+def as_slice(rows: Array) -> RowIndex:
+    """Return consecutive rows as a slice, which is faster; any others as they are."""
+    is_run = len(rows) > 0 and rows[-1] - rows[0] == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
+    return slice(int(rows[0]), int(rows[-1]) + 1) if is_run else rows
+
+
 class Planes:
     """A fragment table as stored: one array per byte of a row. Most arrays hold one value for all rows.
 

@@ -185,6 +185,13 @@ class EpisodeRuns:
         found: Array = self.first[1:][rows] - 1
         return found if self._order is None else self._order[found]
 
+    def fragments_of(self, rows: RowIndex) -> Array:
+        """The fragments of these rows, one row after the other."""
+        begins, ends = self.first[:-1][rows], self.first[1:][rows]
+        if isinstance(rows, slice):
+            return self.fragments[int(begins[0]) : int(ends[-1])] if len(begins) else begins
+        return self.fragments[ranges(begins, ends - begins)]
+
     def opens(self, rows: Array, begin: int) -> Array:
         """Return True for each fragment, from begin on, that is the first one of its row. rows: their rows."""
         opens: Array = self.first_of(rows) == begin + np.arange(len(rows))
@@ -264,17 +271,10 @@ class EpisodeRuns:
 
     def _sums(self, values: Array | None, dtype: np.dtype[Any], rows: RowIndex) -> Array:
         """Sum a number of each fragment, by row. values: None: the sums of rewards."""
-        begins, ends = self.first[:-1][rows], self.first[1:][rows]
-        if isinstance(rows, slice):
-            at = begins - begins[:1]
-            own = self.fragments[slice(*np.append(begins[:1], ends[-1:]).tolist())] if len(begins) else begins
-        else:
-            sizes = ends - begins
-            at = np.cumsum(sizes) - sizes
-            own = self.fragments[ranges(begins, sizes)]
+        own, sizes = self.fragments_of(rows), self.first[1:][rows] - self.first[:-1][rows]
         found = self._stored.column("reward_sum", own) if values is None else values[own]
         found = found.astype(dtype)
-        return found if len(found) == len(at) else np.add.reduceat(found, at)
+        return found if len(found) == len(sizes) else np.add.reduceat(found, np.cumsum(sizes) - sizes)
 
     def _values_in(self, fragments: Array, name: str, unknown: int, rows: RowIndex) -> Array:
         """Return a field of one fragment per row. fragments: its index, or -1 where the field is unknown."""

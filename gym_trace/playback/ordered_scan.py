@@ -19,7 +19,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, RowRanges
 from gym_trace.format.columns import MSGPACK
-from gym_trace.format.kernels import ranges
+from gym_trace.format.fragments import as_slice
 from gym_trace.playback.assembly import ChunkSlice, assemble, joined_leaf
 from gym_trace.playback.opened import ChunkCache
 from gym_trace.playback.step_runs import FLAGS, KEPT, LEFT_OUT, OnDamage, StepRuns, damage_at
@@ -39,8 +39,9 @@ class _Task(NamedTuple):
 
     Attributes:
         chunks: the rows of these steps in their chunks, by number; None: all rows.
-        pieces: slices of a window, which has steps start to stop of the episode. None: whole episodes.
+        pieces: slices of a window, which has steps start to stop of the episode.
         opens: True for the first window of an episode.
+        stored: the rows of whole episodes. None: a window.
     """
 
     first: int
@@ -50,6 +51,7 @@ class _Task(NamedTuple):
     start: int = 0
     stop: int = 0
     opens: bool = True
+    stored: StoredRows | None = None
 
 
 class OrderedScan:
@@ -86,21 +88,22 @@ class OrderedScan:
         self._columns = frozenset(path for path in columns if path not in flags and path not in FLAGS)
         self._damaged: set[int] = set()  # numbers of chunks
         parts, fragments = self._reader.parts, self._reader.fragments
-        self._first_steps = parts.column("first_step", rows)
-        self._known = parts.column("has_final_observation", rows)
-        length = parts.column("steps", rows)
+        chosen = as_slice(rows)
+        self._first_steps = parts.column("first_step", chosen)
+        self._known = parts.column("has_final_observation", chosen)
+        length = parts.column("steps", chosen)
         self._prefix = 0 if prefix else self._reader.about.prefix
         self._begins = np.clip(self._prefix - self._first_steps, 0, length)
         self._ends = length
-        is_plain = ~parts.first_step_lost[rows] & (self._begins == 0)
+        is_plain = ~parts.first_step_lost[chosen] & (self._begins == 0)
         if finals != KEPT:
             is_plain &= self._known
         if finals == LEFT_OUT:
-            terminated = fragments.flags[parts.last_of(rows)] & wire.TERMINATED > 0
+            terminated = fragments.flags[parts.last_of(chosen)] & wire.TERMINATED > 0
             shorter = ~self._known & ~terminated & (length > self._begins)
             self._ends, self._known = length - shorter, self._known | shorter
         self._chunk_of = np.where(
-            is_plain & (steps == slice(None)), self._chunks_of(parts.last_of(rows)), -1
+            is_plain & (steps == slice(None)), self._chunks_of(parts.last_of(chosen)), -1
         )  # the last chunk of each episode that may be cut out with others; -1 for the other episodes
 
     def _chunks_of(self, fragments: Array) -> Array:
@@ -108,25 +111,23 @@ class OrderedScan:
 
     def __iter__(self) -> Iterator[StepRuns]:
         for task in self._reader.ahead(self._tasks(), self._columns, lambda task: task.chunks):
-            block = self._cut_out(task) if task.pieces is None else None
+            block = None if task.stored is None else self._cut_out(task, task.stored)
             if block is not None:
                 yield block
                 continue
-            windows = iter([task]) if task.pieces is not None else self._windows(range(task.first, task.last))
+            windows = iter([task]) if task.stored is None else self._windows(range(task.first, task.last))
             for window in windows:
                 yield from self._read(window)
 
     # -- what is read together ----------------------------------------------------------------------------------------
 
     def _tasks(self) -> Iterator[_Task]:
-        parts = self._reader.parts
         for first, last in pairwise(self._cuts()):
             if self._chunk_of[first] < 0 or last - first < _FEWEST:
                 yield from self._windows(range(first, last))
             else:
-                rows = self._rows[first:last]
-                fragments = parts.fragments[ranges(parts.first[rows], parts.first[rows + 1] - parts.first[rows])]
-                yield _Task(first, last, dict.fromkeys(np.unique(self._chunks_of(fragments)).tolist()))
+                stored = StoredRows(self._reader, self._rows[first:last])
+                yield _Task(first, last, dict.fromkeys(stored.chunks), stored=stored)
 
     def _cuts(self) -> list[int]:
         """Return where tasks begin, and the end: with the first episode that ends in another chunk, and after enough
@@ -169,13 +170,11 @@ class OrderedScan:
 
     # -- whole episodes -----------------------------------------------------------------------------------------------
 
-    def _cut_out(self, task: _Task) -> StepRuns | None:
+    def _cut_out(self, task: _Task, stored: StoredRows) -> StepRuns | None:
         """Return whole episodes; None if their rows cannot be used as they are stored."""
         chunks = self._plain_chunks(task.chunks)
         if chunks is None:
             return None
-        rows = self._rows[task.first : task.last]
-        stored = StoredRows(self._reader, rows)
         columns: dict[Path, Array] = {}
         leaves = [leaf for layout in self._reader.layouts[:2] for leaf in layout.leaves() if self._takes(leaf.path)]
         paths = [*(leaf.path for leaf in leaves), *(path for chunk in chunks.values() for path in chunk.columns)]
@@ -186,9 +185,9 @@ class OrderedScan:
             columns[path] = column
         return self._runs(
             np.arange(task.first, task.last),
-            np.zeros(len(rows), np.int64),
+            np.zeros(task.last - task.first, np.int64),
             np.diff(stored.offsets(("rewards",))),
-            np.ones(len(rows), np.bool_),
+            np.ones(task.last - task.first, np.bool_),
             stored.flags[stored.first[1:] - 1],
             {path: columns[path] for path in sorted(columns, key=_sort_key)},
         )

@@ -10,7 +10,8 @@ from gym_trace.data.layout import Path
 from gym_trace.data.values import Array
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.kernels import copy_runs, ranges
+from gym_trace.format.fragments import as_slice
+from gym_trace.format.kernels import copy_runs
 from gym_trace.playback.assembly import ChunkSlice
 from gym_trace.playback.step_runs import FLAGS
 from gym_trace.playback.writer_reader import WriterReader
@@ -28,22 +29,22 @@ class StoredRows:
     def __init__(self, reader: WriterReader, rows: Array):
         """rows: rows of the episodes in reader.parts."""
         parts = reader.parts
-        begins, ends = parts.first[rows], parts.first[rows + 1]
-        fragments = parts.fragments[ranges(begins, ends - begins)]
-        self.first = _offsets(ends - begins)
+        chosen = as_slice(rows)
+        fragments = parts.fragments_of(chosen)
+        self.first = _offsets(parts.first[1:][chosen] - parts.first[:-1][chosen])
         self.flags = reader.fragments.flags[fragments]
         steps = reader.fragments.steps[fragments].astype(np.int64)
         # Observations, and steps, of each fragment: their number, and where they begin in their chunk.
         self._counts = steps + (self.flags & wire.HAS_INITIAL > 0), steps
         self._begins = np.empty_like(steps), np.empty_like(steps)
         self._chunk_of = np.searchsorted(reader.chunk_bounds, fragments, side="right") - 1
-        self.chunks = sorted(set(self._chunk_of.tolist()))
+        self.chunks = np.flatnonzero(np.bincount(self._chunk_of)).tolist()
         self._mine = [np.flatnonzero(self._chunk_of == number) for number in self.chunks]  # fragments in each chunk
         for number, mine in zip(self.chunks, self._mine):
             at = fragments[mine] - reader.chunk_bounds[number]
             for begins, known in zip(self._begins, reader.offsets(number)):
                 begins[mine] = known[at]
-        lost, heads = parts.first_step_lost[rows], self.first[:-1]
+        lost, heads = parts.first_step_lost[chosen], self.first[:-1]
         steps[heads] -= lost
         self._begins[1][heads] += lost
 
