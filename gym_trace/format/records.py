@@ -7,10 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.data.packing import unpack
+from gym_trace.data.packing import MAX_CONTAINERS, unpack
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import MSGPACK, Buffer, ColumnDescriptor, Path, decode, parse_column
+from gym_trace.format.columns import (
+    MSGPACK,
+    Buffer,
+    ColumnDescriptor,
+    Path,
+    decode,
+    packed_values,
+    parse_column,
+    unpacked,
+)
 from gym_trace.format.kernels import crc32
 from gym_trace.storage.memory import MemoryReader
 from gym_trace.storage.protocol import Reader
@@ -119,6 +128,9 @@ def checked(file: Reader, offset: int, column: ColumnDescriptor, blocks: range |
 
 def verify(column: ColumnDescriptor, blob: Buffer) -> None:
     """Decode all rows of a column; those in blocks block by block, as they may be read. Raises CorruptTrace."""
+    if column.dtype == MSGPACK and column.full_size <= MAX_CONTAINERS:
+        unpacked(list(set(packed_values(column, blob))))
+        return
     blocks = range(0 if column.blocks is None else column.blocks.total)
     parts = {run: checked(MemoryReader(blob), 0, column, run) for run in (range(n, n + 1) for n in blocks)}
     decode(column, parts or blob)

@@ -21,7 +21,7 @@ from scripted_env import Lazy, bits, duplicate, spoil
 from gym_trace.data.packing import pack, pack_lenient, unpack
 from gym_trace.data.returns import number_of
 from gym_trace.data.tensors import RawArray
-from gym_trace.data.values import ABSENT, EnumMember, Misfit, Unstored, copied, is_plain_dtype, objects
+from gym_trace.data.values import ABSENT, EnumMember, Misfit, Unstored, copied, distinct, is_plain_dtype, objects
 from gym_trace.errors import CorruptTrace, UnstorableValue
 
 dtypes = st.one_of(
@@ -364,3 +364,9 @@ def test_arrays_of_objects_hold_their_items_unchanged() -> None:
         assert array.dtype == object
         assert array.shape == (len(items),)
         assert all(held is item for held, item in zip(array, items))
+
+
+@given(stnp.arrays(stnp.integer_dtypes(), st.integers(0, 20), elements=st.integers(0, 9)))
+def test_distinct_numbers_are_those_of_numpy(numbers: np.ndarray) -> None:
+    found, expected = distinct(numbers), np.unique(numbers)
+    assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())

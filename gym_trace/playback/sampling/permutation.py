@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, distinct
 from gym_trace.errors import InvalidOption
 
 GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -145,7 +145,7 @@ class SumTree:
             raise InvalidOption("weights: pass finite numbers, 0 or more")
         self._levels[-1][items] = weights
         for upper, lower in zip(self._levels[-2::-1], self._levels[:0:-1]):
-            items = np.unique(items >> 1)
+            items = distinct(items >> 1)
             upper[items] = lower[2 * items] + lower[2 * items + 1]
 
     def find(self, fractions: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gym_trace.data.origins import ID_BITS, split_id
 from gym_trace.data.packing import pack_lenient
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, distinct
 from gym_trace.errors import InvalidOption
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_files import BatchFiles
@@ -281,7 +281,7 @@ def _masks_of(source: Source) -> tuple[Array, Array, Array]:
         return everything, ~everything, np.ones(reader.chunk_count, np.bool_)
     kept = np.append(rows, np.False_)[owner]  # fragments without rows have the owner -1
     dropped = ((owner >= 0) & ~kept) | reader.start_dropped
-    of_kept = np.isin(fragments["episode"].astype(np.int64), np.unique(reader.parts.column("episode_id", rows)))
+    of_kept = np.isin(fragments["episode"].astype(np.int64), distinct(reader.parts.column("episode_id", rows)))
     kept |= (owner < 0) & of_kept
     bare = dropped & of_kept & (fragments["flags"] & (wire.STARTS | wire.ENDS) > 0)
     left_out = dropped if source.numbers is None else ~kept

@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.data.origins import Origin, origins_of, split_id
 from gym_trace.data.packing import pack
 from gym_trace.data.schema import Layouts, WriterSchema
-from gym_trace.data.values import ABSENT, Array, dtype_from
+from gym_trace.data.values import ABSENT, Array, distinct, dtype_from
 from gym_trace.data.vocabulary import OPTIONAL_ROOTS
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
@@ -483,7 +483,7 @@ class Examination:
         for damage in check.lost:
             self._report_loss(damage)
         if self._episodes:
-            report.episodes += len(np.unique(np.concatenate(self._episodes)))
+            report.episodes += len(distinct(np.concatenate(self._episodes)))
 
     def _read_ring(self) -> None:
         """Read the ring before the batches: data that moves into a batch leaves the ring."""
@@ -629,7 +629,7 @@ class Examination:
             self._started.update(fragments["episode"][fragments["flags"] & wire.STARTS > 0].tolist())
             counted = fragments[[not self.start_dropped(episode) for episode in fragments["episode"].tolist()]]
         has_rows = (counted["steps"] > 0) | (counted["flags"] & wire.HAS_INITIAL > 0)
-        self._episodes.append(np.unique(counted["episode"][has_rows]))
+        self._episodes.append(distinct(counted["episode"][has_rows]))
         self._report.chunks += 1
         self._report.steps += int(counted["steps"].sum())
         return fragments, chunk

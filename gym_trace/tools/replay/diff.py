@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.data.episode import Episode, infos_of
 from gym_trace.data.packing import pack_lenient
 from gym_trace.data.trees import cut
-from gym_trace.data.values import Array, row_of
+from gym_trace.data.values import Array, distinct, row_of
 from gym_trace.data.vocabulary import Outcome
 from gym_trace.errors import InvalidOption
 from gym_trace.playback.episode_index import index_of, whole_of
@@ -149,7 +149,7 @@ def _compared_pairs(
         return
     whole, other_whole = _not_repeated(a), _not_repeated(b)
     seeds, other_seeds = index_of(a)["seed"][whole], index_of(b)["seed"][other_whole]
-    seeds_are_unique = all(len(np.unique(s)) == len(s) and (s >= 0).all() for s in (seeds, other_seeds))
+    seeds_are_unique = all(len(distinct(s)) == len(s) and (s >= 0).all() for s in (seeds, other_seeds))
     common = np.arange(min(len(a), len(b)))
     distinguishing = [name for name, column in _DISTINGUISHING.items() if column in compared]
     must_equal = ["seed"] if seeds_are_unique else ["writer", *distinguishing]

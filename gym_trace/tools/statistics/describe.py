@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.data.layout import PlainSpace, layout_of
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, distinct
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RemoteError, TraceError, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
@@ -167,7 +167,7 @@ def state_of(writer: WriterReader) -> str:
 
 
 def _episodes_of(writer: WriterReader) -> int:
-    return len(np.unique(writer.parts["episode_id"]))
+    return len(distinct(writer.parts["episode_id"]))
 
 
 def _seeds(trace: Trace) -> dict[str, Any]:
