@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import logging
 import os
 import platform
@@ -282,7 +283,9 @@ def _gpu() -> Finding:
     """Look for a GPU; only if there is one, ask the installed libraries, whose imports are slow."""
     installed = {}
     for name in _GPU_LIBRARIES:
-        distributions = importlib.metadata.packages_distributions() if name == "cupy" else {name: [name]}
+        distributions = {name: [name]}
+        if name == "cupy":  # the name of its package depends on the version of CUDA
+            distributions = importlib.metadata.packages_distributions() if importlib.util.find_spec(name) else {}
         for distribution in distributions.get(name, ())[:1]:
             with suppress(importlib.metadata.PackageNotFoundError):
                 installed[name] = importlib.metadata.version(distribution)
