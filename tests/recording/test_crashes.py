@@ -70,15 +70,28 @@ if hasattr(vector, "AutoresetMode"):
 SOME = {"compiled": PLAN if LONG else [*PLAN[::13], ("noise", "full-disk")], "pure": PLAN if LONG else PLAN[1::23]}
 
 
-@pytest.fixture(scope="module", params=["compiled", "pure"])
-def crash_server(request: pytest.FixtureRequest) -> Iterator[CrashServer]:
+@pytest.fixture(scope="module")
+def crash_servers() -> Iterator[Callable[[str], CrashServer]]:
+    """Start each server once; pytest would end a module's fixture with parameters before each test."""
+    servers: dict[str, CrashServer] = {}
+
+    def of_core(core: str) -> CrashServer:
+        if core not in servers:
+            servers[core] = CrashServer(core == "pure")
+        return servers[core]
+
+    yield of_core
+    for server in servers.values():
+        server.close()
+
+
+@pytest.fixture(params=["compiled", "pure"])
+def crash_server(request: pytest.FixtureRequest, crash_servers: Callable[[str], CrashServer]) -> CrashServer:
     """A process that makes crashes, with the C core and without."""
-    found = CrashServer(request.param == "pure")
+    found = crash_servers(request.param)
     if found.core != request.param:
-        found.close()
         pytest.skip("the C core is not compiled")
-    yield found
-    found.close()
+    return found
 
 
 @pytest.fixture(scope="module")
