@@ -14,6 +14,8 @@ from shell import process, run, strict_json
 
 import gym_trace
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 

@@ -16,6 +16,8 @@ from terminals import written
 import gym_trace
 from gym_trace.recording.collecting.rollout import episode_seed
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 
 

@@ -18,6 +18,8 @@ from shell import ok, run
 
 from gym_trace import open_trace
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 WRAPPERS = """
 import gymnasium, numpy as np
 

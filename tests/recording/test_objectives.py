@@ -18,6 +18,8 @@ from gym_trace.data.returns import LaneReturns
 from gym_trace.errors import InvalidOption
 from gym_trace.recording.processes.run_log import EVENTS
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

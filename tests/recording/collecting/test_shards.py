@@ -21,6 +21,8 @@ from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.recording.collecting.resuming import Shard
 from gym_trace.recording.collecting.supervisor import EpisodeSet
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 SHARDS, KILLED = (10, 3) if LONG else (3, 1)
 EPISODES = 100 * SHARDS

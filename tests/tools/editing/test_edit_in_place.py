@@ -113,7 +113,7 @@ def test_every_file_system_event_from_the_exchange_on_leaves_the_new_trace(tmp_p
     make_trace(source)
     expected = contents(source)
     shutil.copytree(source, target, symlinks=True)
-    for moment in range(1, 1000):
+    for moment in range(1, 1000, 1 if LONG else 2):
 
         def edited_and_killed(moment: int = moment) -> None:
             def exchanged(one: Any, other: Any) -> None:
@@ -240,6 +240,7 @@ def test_a_link_to_a_trace_is_followed_and_permissions_stay(tmp_path: Path) -> N
     assert len(list((tmp_path / "t").glob("*.gtb"))) == 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_was_compacted_is_resumed_to_the_same_episodes(tmp_path: Path) -> None:
     make_env = partial(gymnasium.make, "CartPole-v1")
     for episodes in (9, 14):
