@@ -1,5 +1,6 @@
 """The current directory may be untrusted: no module in it is imported unless the user names it."""
 
+import functools
 import json
 import os
 import subprocess
@@ -67,13 +68,17 @@ EVERY_COMMAND = [
 ]
 
 
+@functools.cache
+def known_modules() -> set[str]:
+    return {*sys.stdlib_module_names, *packages_distributions()} - {"gym_trace", "gym_trace_cli"}
+
+
 def filled_with_decoys(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Record a trace; add decoy modules of all names. Return the file to which imported decoys write their name."""
     with TraceRecordingWrapper(gymnasium.make("CartPole-v1", render_mode="rgb_array"), directory) as env:
         record_episodes(env, episodes=2, seed=1)
     ran = directory.parent / "ran"
-    known = {*sys.stdlib_module_names, *packages_distributions()} - {"gym_trace", "gym_trace_cli"}
-    for name in sorted(known | OPTIONAL | {"decoy"}):
+    for name in sorted(known_modules() | OPTIONAL | {"decoy"}):
         if name.isidentifier():
             (directory / f"{name}.py").write_text(f"with open({str(ran)!r}, 'a') as f: f.write({name!r} + '\\n')\n")
     entries = ("gymnasium.envs", "gym_trace.exporters", "gym_trace.importers")
