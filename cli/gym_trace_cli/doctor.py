@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -283,7 +283,7 @@ def _gpu() -> Finding:
     """Look for a GPU; only if there is one, ask the installed libraries, whose imports are slow."""
     installed = {}
     for name in _GPU_LIBRARIES:
-        distributions = {name: [name]}
+        distributions: Mapping[str, list[str]] = {name: [name]}
         if name == "cupy":  # the name of its package depends on the version of CUDA
             distributions = importlib.metadata.packages_distributions() if importlib.util.find_spec(name) else {}
         for distribution in distributions.get(name, ())[:1]:
