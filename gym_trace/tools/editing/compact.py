@@ -68,7 +68,7 @@ def compact_trace(
     check_editable(source, "compact")
     report = report_for(source, destination, in_place)
     selections = [
-        Selection(source, reader, np.ones(len(reader.parts), np.bool_), np.full(len(reader.parts), -1))
+        Selection(source, reader, np.ones(len(reader.parts), np.bool_), np.broadcast_to(-1, len(reader.parts)))
         for reader in index_of(source).readers
     ]
     with edited(report, [source], in_place) as storage:

@@ -240,7 +240,7 @@ def _add(
             for number in numbers:
                 begin, end = reader.chunk_bounds[number : number + 2].tolist()
                 index = reader.chunk_positions[number][1]
-                if (kept | bare)[begin:end].any():
+                if kept[begin:end].any() or bare[begin:end].any():
                     chunk = SourceChunk(
                         _renumbered(reader.fragments[begin:end], source.numbers),
                         partial(batch.read_chunk, index),
@@ -252,7 +252,7 @@ def _add(
                     if change is not None:
                         chunk = change(source, chunk, reader.parts.of_fragment[begin:end])
                     rewriter.add(chunk)
-                steps = int(reader.fragments["steps"][begin:end][kept[begin:end]].sum())
+                steps = int(reader.fragments.steps[begin:end][kept[begin:end]].sum())
                 advance(int(batch.chunks["length"][index]), steps)
 
 
@@ -275,10 +275,11 @@ def _masks_of(source: Source) -> tuple[Array, Array, Array]:
     A fragment is kept without rows if other fragments of its episode are kept, and it has the start or end.
     """
     reader, rows = source.reader, source.rows
-    fragments, owner = reader.fragments, reader.parts.of_fragment
+    fragments = reader.fragments
     if rows.all() and not reader.start_dropped.any():
         everything = np.ones(len(fragments), np.bool_)
         return everything, ~everything, np.ones(reader.chunk_count, np.bool_)
+    owner = reader.parts.of_fragment
     kept = np.append(rows, np.False_)[owner]  # fragments without rows have the owner -1
     dropped = ((owner >= 0) & ~kept) | reader.start_dropped
     of_kept = np.isin(fragments["episode"].astype(np.int64), distinct(reader.parts.column("episode_id", rows)))
