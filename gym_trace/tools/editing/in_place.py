@@ -15,7 +15,7 @@ from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceNot
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.directory import find_writers
 from gym_trace.format.facts import agreed, write_facts
-from gym_trace.playback.episode_index import whole_of
+from gym_trace.playback.episode_index import index_of, whole_of
 from gym_trace.playback.trace import Trace, writable_storage_of
 from gym_trace.storage.exchange import exchange
 from gym_trace.storage.local import LocalStorage, alone, open_regular, open_to_others
@@ -51,7 +51,7 @@ def edited(report: EditReport, sources: Sequence[Trace], in_place: bool = False)
     if in_place:
         (source,) = sources
         with replaced(source.directory) as fresh, writing(report):
-            if Trace(source.directory).episodes.tobytes() != whole_of(source).episodes.tobytes():
+            if not index_of(Trace(source.directory)).has_rows_of(index_of(whole_of(source))):
                 raise TraceError(f"{source.directory}: changed since it was opened; nothing was written, try again")
             yield StagedStorage(fresh)
     else:
