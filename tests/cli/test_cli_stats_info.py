@@ -22,9 +22,11 @@ from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv
 from shell import ok, run, strict_json
 
 from gym_trace.data.values import without_addresses
+from gym_trace.envs.spaces import describe
 from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
+from gym_trace.tools.statistics.describe import space_text
 
 KILLED = """
 import os, sys
@@ -230,6 +232,31 @@ def test_info_shows_a_space_that_cannot_be_rebuilt_as_it_was_recorded(tmp_path: 
     _record(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), 1)
     odd = without_addresses(repr(space["a"][0]))
     assert _json("info", tmp_path)["observation_space"] == f"Dict('a': Tuple({odd}, Discrete(3)))"
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-np.inf, np.inf, (), np.float64),
+        spaces.Box(0, 255, (84, 84, 4), np.uint8),
+        spaces.Box(np.float32([-4.8, -np.inf]), np.float32([4.8, np.inf])),
+        spaces.Box(np.arange(2000.0).reshape(40, 50), 2000.0, dtype=np.float64),
+        spaces.Box(-1, 1, (2, 0), np.float32),
+        spaces.Discrete(3, start=-1),
+        spaces.MultiDiscrete([3, 4]),
+        spaces.Dict({"a": spaces.Tuple([spaces.Discrete(3), spaces.MultiBinary(4)]), "b": spaces.Dict()}),
+    ],
+    ids=repr,
+)
+def test_spaces_are_shown_as_gymnasium_prints_them(space: gymnasium.Space) -> None:
+    assert space_text(describe(space)) == repr(space)
+
+
+def test_a_malformed_space_is_unknown() -> None:
+    box = describe(spaces.Box(np.arange(3.0), 9.0, dtype=np.float64))
+    assert (
+        space_text(box | {"shape": [2]}) == space_text({"type": "Box"}) == space_text({"type": "Discrete"}) == "unknown"
+    )
 
 
 def test_info_shows_metadata_of_any_kind(tmp_path: Path) -> None:

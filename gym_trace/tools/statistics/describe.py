@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.data.layout import PlainSpace, layout_of
-from gym_trace.data.values import Array, distinct
+from gym_trace.data.layout import PlainSpace, from_array_map, layout_of
+from gym_trace.data.values import Array, distinct, dtype_from
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RemoteError, TraceError, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import find_writers
@@ -184,22 +184,39 @@ def _seeds(trace: Trace) -> dict[str, Any]:
 
 def space_text(space: PlainSpace | None) -> str:
     """Return a space as gymnasium prints it. A space that cannot be rebuilt here is shown as printed when recorded."""
-    from gym_trace.envs.spaces import restore  # lazy: summaries do not need gymnasium
-
     if space is None:
         return "unknown"
     try:
         layout_of(space, ())  # rejects spaces that are nested too deep
+        return _text_of(space)
+    except (CorruptTrace, LookupError, TypeError, ValueError, ArithmeticError):
+        return "unknown"
+
+
+def _text_of(space: PlainSpace) -> str:
+    kind = space["type"]
+    if kind == "Dict":
+        return f"Dict({', '.join(f'{key!r}: {_text_of(child)}' for key, child in space['spaces'])})"
+    if kind == "Tuple":
+        return f"Tuple({', '.join(map(_text_of, space['spaces']))})"
+    if kind == "Box":
+        shape = tuple(map(int, space["shape"]))
+        low, high = (_bound_text(space[name], shape) for name in ("low", "high"))
+        return f"Box({low}, {high}, {shape}, {dtype_from(space['dtype'])})"
+    if kind == "Discrete" and space["start"] == 0 and dtype_from(space["dtype"]) == np.int64:
+        return f"Discrete({int(space['n'])})"
+    from gym_trace.envs.spaces import restore  # lazy: gymnasium takes a third of the time of a small summary
+
+    try:
         return repr(restore(space))
     except EnvironmentUnavailable:
-        pass
-    except CorruptTrace:
-        return "unknown"
-    if space["type"] == "Dict":
-        return f"Dict({', '.join(f'{key!r}: {space_text(child)}' for key, child in space['spaces'])})"
-    if space["type"] == "Tuple":
-        return f"Tuple({', '.join(map(space_text, space['spaces']))})"
-    return str(space.get("repr") or space.get("class") or space["type"])
+        return str(space.get("repr") or space.get("class") or kind)
+
+
+def _bound_text(bound: PlainSpace, shape: tuple[int, ...]) -> str:
+    stored = from_array_map(bound, tuple(bound["shape"]))
+    is_uniform = stored.size > 0 and stored.min() == stored.max()
+    return str(stored.min() if is_uniform else np.broadcast_to(stored, shape))
 
 
 def plain(value: Any, depth: int = 0) -> Any:
