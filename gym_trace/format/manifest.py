@@ -15,7 +15,7 @@ from gym_trace.data.packing import MAX_CONTAINERS, pack, pack_lenient
 from gym_trace.data.values import shown
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format.kernels import crc32
-from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Span, Storage
+from gym_trace.storage.protocol import Appender, Overwritten, Reader, ReadStorage, Span, Storage
 
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
@@ -143,7 +143,8 @@ class _ManifestFile(io.RawIOBase):
 
     def readinto(self, out: Any) -> int:
         if self._at >= self._expected:
-            self._storage.expect([Span(self._name, self._at, READ_AHEAD)])
+            with contextlib.suppress(Overwritten):  # the first read finds the new version
+                self._storage.expect([Span(self._name, self._at, READ_AHEAD)])
             self._expected = self._at + READ_AHEAD
         data = self._file.read(self._at, len(out))
         self._at += len(data)

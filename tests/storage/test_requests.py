@@ -263,6 +263,17 @@ def test_manifests_that_are_overwritten_during_opening_are_listed_again(
     assert steps_of(trace) == steps_of(open_trace(tmp_path))
 
 
+def test_a_manifest_that_grows_during_a_check_is_read_again(tmp_path: Path) -> None:
+    directory = batches(tmp_path / "t", 3)
+    url = uploaded(directory)
+    fs, root = fsspec.url_to_fs(url)
+    (manifest,) = directory.glob("*.jsonl")
+    storage = RemoteStorage(url, MemoryBlocks())
+    storage.names()
+    fs.pipe_file(f"{root}/{manifest.name}", manifest.read_bytes() + b'{"type": "note"}\n')
+    assert check_trace(storage).damages == []
+
+
 def test_metadata_without_a_json_form_is_read_from_the_first_batch(tmp_path: Path) -> None:
     metadata = {"bytes": b"\0", "pair": (1, 2)}
     trace = open_trace(uploaded(batches(tmp_path, 9, metadata=metadata)))

@@ -81,7 +81,7 @@ class TraceDataset(ds.Dataset):
         left_out: names of the columns whose types differ between traces.
     """
 
-    failure: TraceError | None = None
+    failure: TraceError | OSError | None = None
     left_out: Sequence[str] = ()
 
     def __init__(
@@ -166,7 +166,7 @@ class TraceDataset(ds.Dataset):
         try:
             for reader in self._readers:
                 yield from reader.batches(names, self._where, expression)
-        except TraceError as error:
+        except (TraceError, OSError) as error:
             self.failure = error
             raise
 

@@ -1,7 +1,8 @@
 """push and pull: the files of a trace between a directory and a URL.
 
 Batches and videos never change, so existing files are skipped, and an interrupted transfer resumes. A manifest only
-grows: the longer one is newer. Manifests are copied last, so that they list no batch that is missing.
+grows: the longer one is newer. A push copies manifests last, so that readers of the URL miss no batch; a pull copies
+them first, so that batches are missing from a copy until it is complete.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from gym_trace.storage.remote.storage import RemoteStorage
 
 WORKERS = 4
 _READ_BYTES = 8 << 20
-_DATA, _TEXT = ("batch", "video", "ring"), ("manifest", "facts")  # kinds of files, in the order of copying
+_DATA, _TEXT = ("batch", "video", "ring"), ("manifest", "facts")  # kinds of files, in the order of a push
 Progress = Callable[[int, int], None]
 
 
@@ -363,7 +364,7 @@ class Transfer:
         for kinds in (_DATA, _TEXT):
             calls = [partial(self._upload, copy, crcs[0], add) for copy in push if kind_of(copy.name) in kinds]
             _run_all(calls, workers)
-            self._download([copy.name for copy in self._pull if kind_of(copy.name) in kinds], crcs[1], add)
+        self._download(sorted(self.report.pulled, key=lambda name: kind_of(name) in _DATA), crcs[1], add)
         if self._way == "pull":
             self._report_missing()
         if self._objects is not None:

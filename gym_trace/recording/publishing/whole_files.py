@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -51,16 +53,21 @@ def download(
 
     Raises CorruptTrace for another checksum than crc, RemoteError, OSError.
     """
-    with replaced_file(target) as staged:
-        found = 0
-        with open(staged, "xb") as file:
-            for block in blocks:
-                file.write(block)
-                found = crc32(block, found)
-                on_bytes(len(block))
-        if crc not in (None, found) and not restore(staged):
-            check_crc(found, crc, shown)
-    LocalStorage(target.parent).sync()
+    try:
+        with replaced_file(target) as staged:
+            found = 0
+            with open(staged, "xb") as file:
+                for block in blocks:
+                    file.write(block)
+                    found = crc32(block, found)
+                    on_bytes(len(block))
+            if crc not in (None, found) and not restore(staged):
+                check_crc(found, crc, shown)
+        LocalStorage(target.parent).sync()
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise OSError(error.errno, os.strerror(error.errno), str(target)) from None
+        raise
 
 
 def check_crc(found: int, listed: int | None, where: str) -> None:

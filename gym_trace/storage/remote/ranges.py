@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import groupby, takewhile
+from itertools import chain, islice, takewhile
 from math import inf
 from threading import Event, Lock
 
@@ -79,13 +79,14 @@ class RangeReader:
     def whole(self, objects: Mapping[str, StoredObject]) -> Iterator[tuple[str, Iterator[bytes]]]:
         """Yield the names of objects, each with its bytes from front to back; see read()."""
         most = self.most
-        wanted = [
-            Wanted(name, stored, at, min(most, stored.size - at))
+        wanted = {
+            name: [Wanted(name, stored, at, min(most, stored.size - at)) for at in range(0, max(1, stored.size), most)]
             for name, stored in objects.items()
-            for at in range(0, max(1, stored.size), most)
-        ]
-        for name, parts in groupby(zip(wanted, self.read(wanted)), lambda part: part[0].name):
-            yield name, (data for _, data in parts)
+        }
+        data = self.read(list(chain.from_iterable(wanted.values())))
+        for name, ranges in wanted.items():
+            yield name, (content := islice(data, len(ranges)))  # ends without a look at the next object, which may fail
+            deque(content, 0)  # skip what the caller has not read
 
     def read(self, wanted: Sequence[Wanted]) -> Iterator[bytes]:
         """Yield the bytes of ranges, in order, while the next ones are fetched.

@@ -524,7 +524,11 @@ class Examination:
         try:
             batch = BatchInspector(self._storage, name)
         except FileNotFoundError:
-            return  # sealed, and so renamed, or removed since it was listed
+            if name in self._storage.names():
+                self._report_unreadable(name, "listed, but cannot be read")
+            elif not name.endswith(PART):  # which was sealed, and so renamed
+                self.files.batches.pop(batch_number)  # missing if the manifest lists it now
+            return
         except CorruptTrace as error:
             self._report_unreadable(name, error.problem)
             return

@@ -1,9 +1,12 @@
 """push and pull between a directory and stores in memory, in a folder, and one that fails."""
 
+import errno
 import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -19,6 +22,8 @@ from gym_trace.format.facts import add_facts
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.remote import objects
 from gym_trace.storage.remote.address import url_of
+from gym_trace.storage.remote.cache import MemoryBlocks
+from gym_trace.storage.remote.storage import RemoteStorage
 
 fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
 
@@ -303,6 +308,69 @@ def test_a_pull_that_broke_off_leaves_whole_files_only(trace: Path, tmp_path: Pa
     FaultyFileSystem.reset()
     pull(url, tmp_path / "copy")
     assert files(tmp_path / "copy") == whole
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception]:
+    """Errors of reading an object, by its name."""
+    errors: dict[str, Exception] = {}
+    read = FaultyFileSystem.cat_file
+
+    def cat_file(self: FaultyFileSystem, path: str, **options: Any) -> bytes:
+        if (error := errors.get(path.rpartition("/")[2])) is not None:
+            raise error
+        return read(self, path, **options)
+
+    monkeypatch.setattr(FaultyFileSystem, "cat_file", cat_file)
+    return errors
+
+
+@pytest.mark.parametrize("error", [PermissionError("hush"), FileNotFoundError(), OSError("status 500")])
+def test_an_object_that_cannot_be_read_hinders_none_before_it(
+    trace: Path, tmp_path: Path, unreadable: dict[str, Exception], error: Exception
+) -> None:
+    url, copy = f"faulty:/{tmp_path}/x", tmp_path / "copy"
+    push(trace, url)
+    unreadable["a.000002.gtb"] = error
+    pulled = run("pull", url, copy)
+    assert pulled.exit_code == 1
+    assert pulled.output.startswith(f"error: {url}/a.000002.gtb: ")
+    assert sorted(files(copy)) == ["a.000000.gtb", "a.000001.gtb", "a.manifest.jsonl", "b.manifest.jsonl"]
+    assert run("check", copy).exit_code == 5  # not a whole trace of fewer episodes
+    unreadable.clear()
+    assert run("pull", url, copy).exit_code == 0
+    assert files(copy) == files(trace)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_check_reports_a_batch_that_goes_away_during_the_check(
+    trace: Path, tmp_path: Path, unreadable: dict[str, Exception], is_listed: bool
+) -> None:
+    url = f"faulty:/{tmp_path}/x"
+    push(trace, url)
+    unreadable["a.000001.gtb"] = FileNotFoundError()
+    storage = RemoteStorage(url, MemoryBlocks())
+    storage.names()
+    if not is_listed:
+        FaultyFileSystem().rm_file(f"{url.removeprefix('faulty:/')}/a.000001.gtb")
+    (damage,) = check_trace(storage).damages
+    assert damage.path == f"{url}/a.000001.gtb"
+    assert damage.problem == ("listed, but cannot be read" if is_listed else "this batch is missing")
+
+
+def test_a_full_disk_ends_a_pull_with_the_path(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"faulty:/{tmp_path}/x"
+    push(trace, url)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patched:
+        patched.setattr("gym_trace.recording.publishing.whole_files.crc32", Mock(side_effect=full))
+        pulled = run("pull", url, tmp_path / "copy")
+    assert (pulled.exit_code, pulled.output) == (
+        1,
+        f"error: {tmp_path}/copy/a.manifest.jsonl: No space left on device\n",
+    )
+    assert run("pull", url, tmp_path / "copy").exit_code == 0
+    assert files(tmp_path / "copy") == files(trace)
 
 
 def test_commands_push_and_pull(trace: Path, tmp_path: Path) -> None:
