@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { reader } from "./reader.mjs";
 
-const { BLOCKS, CHANGES, CHUNK, CONSTANT, DICTIONARY, Damaged, FOOTER_MAGIC, HEADER, INDEX, SCHEMA, SYNC_MARK, align, concat, crc32, demand, equal,
-  extentOf, fileHeader, footerOf, headerAt, heal, observationRows, readColumns, readFragment, recordAt, rowsOf, u16, u32, u64, unpackMetadata } = reader;
+const { BLOCKS, CHANGES, CHUNK, CONSTANT, DICTIONARY, Damaged, FOOTER_MAGIC, Fragment, HEADER, INDEX, SCHEMA, SYNC_MARK, align, concat, crc32, demand, equal,
+  extentOf, fileHeader, footerOf, headerAt, heal, observationRows, readColumns, recordAt, rowsOf, u16, u32, u64, unpackMetadata, viewOf } = reader;
 const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 export class Batch {
@@ -75,7 +75,7 @@ export class Batch {
     const metadata = unpackMetadata(packed);
     const columns = type === SCHEMA ? new Map() : readColumns(metadata, body);
     for (const column of columns.values()) column.rows = rowsOf(column);
-    const fragments = columns.get("fragments")?.rows.map((row) => readFragment(row)) ?? [];
+    const fragments = columns.get("fragments")?.rows.map((row) => new Fragment(viewOf(row))) ?? [];
     this.records.push({ type, metadata, columns, fragments, offset: u64(head, 24),
       length: HEADER + align(packed.length) + body.length, bodyLength: body.length });
   }

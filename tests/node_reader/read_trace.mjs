@@ -28,7 +28,7 @@ function takeChunk({ columns, fragments }, episodes) {
     const rowsOf = ({ path, rows }) => path[0] === "observations"
       ? rows.slice(observation, observation + observationRows(f)) : rows.slice(step, step + f.steps);
     takeSteps(episode, f, new Map([...columns].map(([name, column]) => [name, { ...column, rows: rowsOf(column) }])));
-    if (f.flags & STARTS) episode.start ??= { ...f, more: starts.shift() };
+    if (f.flags & STARTS) episode.start ??= { __proto__: f, more: starts.shift() };
     if (f.flags & ENDS) episode.end ??= f;
     step += f.steps;
     observation += observationRows(f);

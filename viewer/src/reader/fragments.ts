@@ -1,6 +1,6 @@
 // The fragment table of chunks, and the writers whose episodes are in one file (docs/FORMAT.md, section 4).
 
-import { u32, u64, viewOf, type Bytes } from "./bytes.ts";
+import { type Bytes } from "./bytes.ts";
 import { frameSize, inflate } from "./columns.ts";
 import { demand } from "./framing.ts";
 import { unpackMetadata, type Metadata } from "./values.ts";
@@ -11,30 +11,22 @@ export const ID_RANGE = 2 ** 40; // of episode ids of an origin
 export const OUTCOMES = ["lost", "terminated", "truncated", "cut", "closed", "running"];
 const MOST_ORIGINS = 2 ** 24; // bytes
 
-export interface Fragment {
-  episode: number;
-  firstStep: number;
-  steps: number;
-  lane: number;
-  flags: number;
-  outcome: number;
-  reward: number;
-  seed: bigint;
-  start: bigint;
-  offset: bigint;
-  duration: bigint;
-  drift: bigint;
-}
+/** A row of a fragment table, at an offset of its bytes; a field is decoded when it is read. */
+export class Fragment {
+  constructor(private readonly view: DataView, private readonly at = 0) {}
 
-/** Read the row at an offset of the bytes of a table. */
-export function readFragment(table: Bytes, at = 0): Fragment {
-  const view = viewOf(table);
-  const i64 = (offset: number): bigint => view.getBigInt64(at + offset, true);
-  return {
-    episode: u64(table, at), firstStep: u64(table, at + 8), steps: u32(table, at + 16), lane: u32(table, at + 20),
-    flags: u32(table, at + 24), outcome: u32(table, at + 28), reward: view.getFloat64(at + 32, true),
-    seed: i64(40), start: i64(48), offset: i64(56), duration: i64(64), drift: i64(72),
-  };
+  get episode(): number { return Number(this.view.getBigUint64(this.at, true)); }
+  get firstStep(): number { return Number(this.view.getBigUint64(this.at + 8, true)); }
+  get steps(): number { return this.view.getUint32(this.at + 16, true); }
+  get lane(): number { return this.view.getUint32(this.at + 20, true); }
+  get flags(): number { return this.view.getUint32(this.at + 24, true); }
+  get outcome(): number { return this.view.getUint32(this.at + 28, true); }
+  get reward(): number { return this.view.getFloat64(this.at + 32, true); }
+  get seed(): bigint { return this.view.getBigInt64(this.at + 40, true); }
+  get start(): bigint { return this.view.getBigInt64(this.at + 48, true); }
+  get offset(): bigint { return this.view.getBigInt64(this.at + 56, true); }
+  get duration(): bigint { return this.view.getBigInt64(this.at + 64, true); }
+  get drift(): bigint { return this.view.getBigInt64(this.at + 72, true); }
 }
 
 export const observationRows = ({ steps, flags }: { steps: number; flags: number }): number => steps + (flags & HAS_INITIAL ? 1 : 0);

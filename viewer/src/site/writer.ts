@@ -1,8 +1,8 @@
 // A writer of a trace: its batches by their indexes, its episodes, and the columns of its chunks.
 
 import { align, crc32, type Bytes, Damaged, decodeColumn, demand, ENDS, extentOf, FRAGMENT, fileHeader, footerOf, HAS_INITIAL, HEADER, ID_RANGE, INDEX, CHUNK, SCHEMA,
-  blobsOf, nameOf, observationRows, originsOf, PLACEHOLDER, readColumns, readFragment, recordAt, runOf, STARTS, TERMINATED, TRUNCATED, u16, u32, u64, unpackMetadata,
-  viewOf, type Column, type Descriptor, type Fragment, type Metadata } from "../reader/index.ts";
+  blobsOf, nameOf, observationRows, originsOf, PLACEHOLDER, readColumns, recordAt, runOf, STARTS, TERMINATED, TRUNCATED, u16, u32, u64, unpackMetadata,
+  viewOf, type Column, type Descriptor, Fragment, type Metadata } from "../reader/index.ts";
 import type { Read } from "./files.ts";
 
 const HEAD = 16 << 10; // bytes read first of a batch: its header and its schema
@@ -294,7 +294,7 @@ export class WriterFiles {
   }
 
   fragment(f: number): Fragment {
-    return readFragment(this.table, f * FRAGMENT);
+    return new Fragment(this.view, f * FRAGMENT);
   }
 
   offset(f: number, observed: boolean): number {

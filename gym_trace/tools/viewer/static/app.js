@@ -1,4 +1,4 @@
-/* sources ae5211c15face77bbcdd81470baecb05 */
+/* sources 15c7da5fd4d91fea3998d64c3673164a */
 /*! uPlot (https://github.com/leeoniya/uPlot)
 
 The MIT License (MIT)
