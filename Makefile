@@ -15,6 +15,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python benchmarks/demo_callback.py $(DEMO)
 
 test: $(VENV)/.dev
+	@test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true  # compile once, not in each worker
 	$(BIN)/python -m pytest -n 4 --dist worksteal -q --ignore $(PAGE)
 	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
 
