@@ -49,7 +49,8 @@ def test_the_environments_of_a_sync_vector_env_share_a_directory(tmp_path: Path)
     step_all(gymnasium.vector.SyncVectorEnv([Make(tmp_path)] * COUNT), tmp_path)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_the_environments_of_an_async_vector_env_share_a_directory(tmp_path: Path, context: str) -> None:
     step_all(gymnasium.vector.AsyncVectorEnv([Make(tmp_path)] * COUNT, context=context), tmp_path)
 
