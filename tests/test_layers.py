@@ -243,9 +243,9 @@ def test_a_missing_name_raises_the_usual_attribute_error() -> None:
         _ = gym_trace.no_such_name  # type: ignore[attr-defined]
 
 
-def test_every_error_is_a_trace_error_and_drawn_in_the_tree() -> None:
+def test_every_error_is_a_trace_error_or_a_warning_and_drawn_in_the_tree() -> None:
     for name in gym_trace.errors.__all__:
         error = getattr(gym_trace.errors, name)
-        assert issubclass(error, gym_trace.errors.TraceError)
+        assert issubclass(error, (gym_trace.errors.TraceError, Warning))
         assert error.__doc__
         assert name in str(gym_trace.errors.__doc__)
