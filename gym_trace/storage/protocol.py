@@ -32,6 +32,10 @@ class Overwritten(RemoteError):
     """A file at a URL no longer has the version that was listed."""
 
 
+class Gone(RemoteError, FileNotFoundError):
+    """A file at a URL that was listed is no longer there."""
+
+
 class Reader(Protocol):
     """A file that is open for reading, unaffected by appends and renames. Not thread-safe.
 

@@ -625,15 +625,16 @@ def test_the_root_of_the_file_system_is_a_url() -> None:
     assert storage_at("file:///").root == "/"
 
 
-def test_sql_names_an_object_that_is_gone_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_is_gone_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("duckdb")
     recorded(tmp_path / "t")
     (batch,) = (path.name for path in (tmp_path / "t").glob("*.gtb"))
     url = uploaded(tmp_path / "t", f"faulty:/{tmp_path}/u")
     read = FaultyFileSystem.cat_file
     monkeypatch.setattr(FaultyFileSystem, "cat_file", lambda fs, path, **at: read(fs, path.replace("gtb", "x"), **at))
-    result = run("sql", url, "SELECT sum(reward) FROM steps")
-    assert (result.exit_code, result.output) == (1, f"error: {url}/{batch}: no longer there\n")
+    for words in (("sql", url, "SELECT sum(reward) FROM steps"), ("edit", "compact", url, "-o", str(tmp_path / "new"))):
+        result = run(*words)
+        assert (result.exit_code, result.output) == (1, f"error: {url}/{batch}: no longer there\n")
 
 
 def test_compact_of_a_url_compares_sizes_of_files(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from itertools import chain, islice, takewhile
 from math import inf
 from threading import Event, Lock
 
-from gym_trace.storage.protocol import Overwritten
+from gym_trace.storage.protocol import Gone, Overwritten
 from gym_trace.storage.remote.address import redacted, url_of
 from gym_trace.storage.remote.cache import init_in_each_process
 from gym_trace.storage.remote.objects import ObjectStore, StoredObject, Wanted, persistently
@@ -91,7 +90,7 @@ class RangeReader:
     def read(self, wanted: Sequence[Wanted]) -> Iterator[bytes]:
         """Yield the bytes of ranges, in order, while the next ones are fetched.
 
-        Raises RemoteError; Overwritten and FileNotFoundError if an object was overwritten or removed.
+        Raises RemoteError; Overwritten and Gone if an object was overwritten or removed.
         """
         coming, stop = iter(wanted), Event()
         waiting: deque[tuple[Wanted, Future[bytes]]] = deque()
@@ -153,7 +152,7 @@ class RangeReader:
         try:
             return persistently(attempt, path, stop.wait)
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no longer there", path) from None
+            raise Gone(f"{path}: no longer there") from None
 
     def _measure(self, begin: float, length: int) -> None:
         now = time.monotonic()
