@@ -196,8 +196,14 @@ class Lazy:
         return np.array(self.array, dtype)
 
 
+_IMMUTABLE = {int, float, bool, str, bytes, type(None), np.int64, np.float32, np.float64}
+_SPOILT = bytes(byte ^ 0x55 for byte in range(256))
+
+
 def duplicate(value: Any) -> Any:
     """Return a copy that shares no memory and keeps byte order, memory layout, and signs and payloads of NaN."""
+    if type(value) in _IMMUTABLE:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         return value if value is np.ma.masked else value.copy()
     if isinstance(value, (bytearray, array.array, collections.deque)):
@@ -226,7 +232,7 @@ def duplicate(value: Any) -> Any:
 
 def spoil(value: Any) -> None:
     """Overwrite all mutable parts of value."""
-    if value is np.ma.masked:
+    if type(value) in _IMMUTABLE or value is np.ma.masked:
         return
     if isinstance(value, np.ma.MaskedArray):
         spoil(value.data)
@@ -245,7 +251,7 @@ def spoil(value: Any) -> None:
                 spoil(item)
             value[...] = "spoilt"
         elif value.flags.writeable and value.size:
-            value[...] = np.frombuffer(bytes(b ^ 0x55 for b in value.tobytes()), value.dtype).reshape(value.shape)
+            value[...] = np.frombuffer(value.tobytes().translate(_SPOILT), value.dtype).reshape(value.shape)
     elif isinstance(value, dict):
         for item in value.values():
             spoil(item)
