@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from long_tests import LONG
 
 from gym_trace.data.trees import cut, joined, mapped
 from gym_trace.data.vocabulary import OUTCOMES
@@ -25,7 +24,7 @@ from gym_trace.playback.trace import Trace, as_trace
 Whole = tuple[str, NewSteps]  # outcome, and all steps of an episode
 Load = Callable[[Path], Iterable[Loaded]]
 # Traces with everything that DEFECTS change: float64, images, and both kinds of ends.
-TRACES = ("vectors", "float64", "pixels", "integers", "dict") if LONG else ("vectors", "float64", "pixels")
+TRACES = ("vectors", "float64", "pixels", "integers", "dict")
 
 
 class Defect(NamedTuple):

@@ -440,7 +440,7 @@ def test_forks_at_any_line_of_a_step_change_no_byte_of_the_parents_trace(
             if forks.child < 0:
                 break
             children.append(os.waitpid(forks.child, 0)[0])
-            line += 1 if LONG else 31 if lanes else 9
+            line += 1 if LONG else 19 if lanes else 5
         env.close()
     assert check_trace(tmp_path).damages == []
     parts = open_trace(tmp_path)

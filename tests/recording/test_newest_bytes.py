@@ -111,7 +111,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["single", "raising", "large", "lanes", "large lanes"])
 def test_the_newest_bytes_and_the_wanted_episodes_stay_each_whole(tmp_path: Path, kind: str, seed: int) -> None:
     shape, lanes = ((40, 40) if "large" in kind else (6,)), 5 if "lanes" in kind else 0
-    steps = {"large": 500, "large lanes": 200, "lanes": 250}.get(kind, 700)
+    steps = {"large": 500, "large lanes": 200, "lanes": 400}.get(kind, 1200)
     keep = KEEP * {"large": 40, "large lanes": 100}.get(kind, 1)
 
     def record(name: str, **options: Any) -> None:
@@ -224,7 +224,7 @@ def test_a_kill_between_any_two_calls_leaves_every_episode_whole_or_gone(tmp_pat
     done, calls = [0], itertools.count()
 
     def photograph() -> None:
-        if 60 <= done[0] < 80 and next(calls) % (1 if LONG else 8) == 0:  # batches are dropped by then
+        if 60 <= done[0] < 80 and next(calls) % (1 if LONG else 4) == 0:  # batches are dropped by then
             copies.append((tmp_path / str(len(copies)), done[0]))
             shutil.copytree(tmp_path / "t", copies[-1][0])
 
@@ -236,8 +236,8 @@ def test_a_kill_between_any_two_calls_leaves_every_episode_whole_or_gone(tmp_pat
     entries = manifest_entries(tmp_path / "t")
     assert sum(entry["type"] == "dropped" for entry in entries) > 20
     found = [check_known(directory, at) for directory, at in copies]
-    assert len(found) > 15
-    assert len({tuple(numbers) for numbers in found}) > 7
+    assert len(found) > 25
+    assert len({tuple(numbers) for numbers in found}) > 10
 
 
 @pytest.mark.parametrize("calls", range(75, 175, 1 if LONG else 20))
@@ -270,7 +270,7 @@ def test_a_trace_that_is_open_while_batches_are_dropped_goes_on_or_says_so(tmp_p
             trace = opened["trace"] = open_trace(tmp_path / "t")
             opened["episodes"] = [trace[i] for i in range(len(trace)) if trace[i].outcome == "terminated"]
             opened["later"] = open_trace(tmp_path / "t")
-        elif k > 30 and (LONG or k % 4 == 0):
+        elif k > 30:
             opened["trace"].refresh()
             known = {it.episode_id: len(it) for it in opened["trace"]}
             assert known == {it.episode_id: len(it) for it in open_trace(tmp_path / "t")}

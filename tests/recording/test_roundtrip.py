@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from generated_spaces import MATCHING, ODD, any_space, broken, fits_structure, typed_spaces, value_for
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scripted_env import Result, ScriptedEnv, bits, duplicate, row_bits, small_blocks, spoil
 
@@ -285,7 +285,6 @@ def shape_of(columns: Any) -> Any:
     return tuple(map(shape_of, columns)) if isinstance(columns, tuple) else (columns.dtype, columns.shape)
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(scripts(MATCHING + ODD * 2, breaks=True))
 def test_values_read_do_not_depend_on_chunk_boundaries(tmp_path_factory: Any, script: Any) -> None:
     env, episodes, flushes = script

@@ -49,8 +49,7 @@ def test_the_environments_of_a_sync_vector_env_share_a_directory(tmp_path: Path)
     step_all(gymnasium.vector.SyncVectorEnv([Make(tmp_path)] * COUNT), tmp_path)
 
 
-@pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_the_environments_of_an_async_vector_env_share_a_directory(tmp_path: Path, context: str) -> None:
     step_all(gymnasium.vector.AsyncVectorEnv([Make(tmp_path)] * COUNT, context=context), tmp_path)
 

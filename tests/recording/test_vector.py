@@ -16,7 +16,6 @@ from long_tests import LONG
 from numbered_lanes import (
     COUNT,
     DISABLED,
-    MODES,
     NEXT_STEP,
     SAME_STEP,
     SPACES,
@@ -38,14 +37,9 @@ from gym_trace.playback.episode_index import index_of
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode", "copy"),
-    [
-        (kind, mode, (at + number) % 2 == 0)  # which goes through all pairs
-        for at, kind in enumerate(["sync", "async", "async-no-shared"])
-        for number, mode in enumerate(MODES)
-    ],
-)
+@pytest.mark.parametrize("kind", ["sync", "async", "async-no-shared"])
+@modes
+@pytest.mark.parametrize("copy", [True, False])
 def test_episodes_are_exact(tmp_path: Path, kind: str, mode: Any, copy: bool) -> None:
     record_and_check(tmp_path / "t", mode, SPACES["dict"], SPACES["discrete"], kind=kind, copy=copy)
 

@@ -29,6 +29,7 @@ from numbered_lanes import (
     check_lanes,
     expected,
     make_vector_env,
+    modes,
     step_lanes,
 )
 from raising_signals import InterruptsAt
@@ -257,7 +258,7 @@ def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
     assert set(every) == set().union(*(steps for _, steps in chunks))
     assert len(chunks) > 3
     edges = {end + near for end, _ in chunks for near in (-1, 0)}
-    for length in range(len(whole)) if LONG else sorted(edges | set(range(0, len(whole), 2503))):
+    for length in range(len(whole)) if LONG else sorted(edges | set(range(0, len(whole), 701))):
         batch.write_bytes(whole[:length])
         complete = set().union(*(steps for end, steps in chunks if end <= length))
         if state == "sealed":
@@ -284,16 +285,9 @@ HOT = {
 assert all(map(os.path.exists, HOT))
 
 
-@pytest.mark.parametrize(
-    ("mode", "filtered", "raises"),
-    [
-        (mode, filtered, raises)
-        for number, mode in enumerate(MODES)
-        for filtered in (False, True)
-        for at, raises in enumerate((KeyboardInterrupt, TimeoutError))
-        if LONG or (number + filtered + at) % 2 == 0  # which goes through all pairs
-    ],
-)
+@modes
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize("filtered", [False, True])
 def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool, raises: type[BaseException]
 ) -> None:

@@ -73,7 +73,7 @@ def sliced(trace: Any, keeps_episode: Any, keeps_step: Any) -> list[dict[str, An
     return parts
 
 
-@settings(max_examples=settings().max_examples // 4)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.sampled_from(MODES),
     st.sampled_from(["box", "frames", "text"]),

@@ -366,7 +366,7 @@ def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(tmp_path: Path,
         if not interrupts.line:
             break
         functions.add(interrupts.line.split(",")[0])
-        number += 1 if LONG else 307 if "frame_filter" in options else 149
+        number += 1 if LONG else 193 if "frame_filter" in options else 83
     assert parts > 10
     assert functions >= {"_step"}
 

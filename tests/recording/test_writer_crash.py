@@ -14,7 +14,7 @@ pytest.importorskip("resource")
 import crash_report
 from crash_runs import FAILED, Crash, CrashServer
 
-ROUNDS = 300 if LONG else 8
+ROUNDS = 300 if LONG else 12
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a ring, fork and signals")
 

@@ -455,10 +455,10 @@ def test_malformed_metadata_of_a_parquet_file_is_an_error(tmp_path: Path) -> Non
 
 
 def test_a_small_table_of_very_many_episodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ones = np.ones(1 << 13)
+    ones = np.ones(1 << 15)
     table = pa.table({"observation": ones, "action": ones, "reward": ones, "done": ones.astype(bool)})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
-    assert gym_trace.import_trace(tmp_path / "a.parquet", tmp_path / "again").episodes == 1 << 13
+    assert gym_trace.import_trace(tmp_path / "a.parquet", tmp_path / "again").episodes == 1 << 15
     monkeypatch.setattr("gym_trace.exchange.formats.foreign._FREE_ROWS", 1 << 10)
     assert "episodes, too many for its size" in refusal(tmp_path / "a.parquet")
 

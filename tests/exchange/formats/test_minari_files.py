@@ -82,7 +82,7 @@ def test_episodes_of_many_windows_come_back(
     tmp_path: Path, form: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setattr("gym_trace.exchange.formats.minari.arrow._IN_MEMORY", 1000)
-    trace = record(tmp_path / "trace", Counting(length=1500), 3200, record_infos=True)
+    trace = record(tmp_path / "trace", Counting(length=3000), 6500, record_infos=True)
     out = export(trace, tmp_path, form, options)
     assert not list(tmp_path.rglob("*.scratch"))
     gym_trace.import_trace(out, tmp_path / "back")
@@ -194,7 +194,7 @@ def test_bytes_that_were_changed_raise_or_show(tmp_path: Path, form: str, option
     out = export(record(tmp_path / "trace", record_infos=True), tmp_path, form, options)
     files = [path for path in ([out] if out.is_file() else sorted(out.rglob("*"))) if path.is_file()]
     rng, tried = np.random.default_rng(0), 0
-    for number in range(240 if LONG else 20):
+    for number in range(240 if LONG else 36):
         file = files[number % len(files)]
         whole = bytearray(file.read_bytes())
         kept = bytes(whole)

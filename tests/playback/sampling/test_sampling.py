@@ -128,7 +128,6 @@ def test_short_episodes_and_spans_are_padded_with_nothing(trace: Trace) -> None:
     assert sorted(both) == sorted((e, max(s, 0)) for e, n in enumerate(LENGTHS) if n for s in range(-3, n))
 
 
-@settings(max_examples=settings().max_examples // 2)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     steps=st.integers(1, 60),
@@ -360,7 +359,7 @@ def test_batches_of_many_short_episodes_keep_to_cache_bytes(short_episodes: Path
     for megabytes in (6, 12):
         tracemalloc.start()
         batches = getattr(trace, kind)(*args, cache_bytes=megabytes << 20)
-        for _ in range(100):
+        for _ in range(300):
             next(batches)
         assert tracemalloc.get_traced_memory()[1] < megabytes << 20
         tracemalloc.stop()

@@ -57,7 +57,7 @@ def size_of(directory: Path) -> int:
     return LocalStorage(directory).allocated()
 
 
-@settings(max_examples=settings().max_examples // 8)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.integers(0, 1 << 30))
 def test_compacting_and_merging_pieces_keeps_random_traces_equal(seed: int) -> None:
     random = np.random.default_rng(seed)

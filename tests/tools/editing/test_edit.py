@@ -39,7 +39,7 @@ def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int,
     return made
 
 
-@settings(max_examples=settings().max_examples // 6)
+@settings(max_examples=settings().max_examples // 4)
 @given(st.integers(0, 1 << 30))
 def test_random_pieces_of_random_traces_are_the_same_trace_again(seed: int) -> None:
     random = np.random.default_rng(seed)

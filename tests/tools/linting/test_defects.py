@@ -400,7 +400,7 @@ def test_damage_is_reported_and_the_rest_is_linted(tmp_path: Path) -> None:
 
 
 def test_damage_in_repeated_episodes_is_reported_alone(tmp_path: Path) -> None:
-    script = Script(episodes=2, steps=8_000)
+    script = Script(episodes=2, steps=20_000)
     _again(0, 1)(script)
     directory = script.record(tmp_path / "trace")
     batch = next(directory.glob("*.gtb"))

@@ -123,7 +123,7 @@ def test_minigrid_is_identical(tmp_path: Path) -> None:
 def test_hidden_randomness_is_replayed_from_the_last_seeded_episode_on(tmp_path: Path) -> None:
     gymnasium.register_envs(pytest.importorskip("ale_py"))
     env = gymnasium.make("ALE/Pong-v5", repeat_action_probability=0.25)
-    record(env, tmp_path, episodes=5, steps=50, seeded=4)
+    record(env, tmp_path, episodes=5, steps=100, seeded=4)
     assert verdicts(tmp_path) == ["identical"] * 5
     assert verdicts(tmp_path, episodes=[3]) == ["identical"]
 
