@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gym_trace.data.layout import Path
-from gym_trace.data.values import Array
+from gym_trace.data.values import Array, distinct
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.fragments import as_slice
@@ -38,7 +38,7 @@ class StoredRows:
         self._counts = steps + (self.flags & wire.HAS_INITIAL > 0), steps
         self._begins = np.empty_like(steps), np.empty_like(steps)
         self._chunk_of = np.searchsorted(reader.chunk_bounds, fragments, side="right") - 1
-        self.chunks = np.flatnonzero(np.bincount(self._chunk_of)).tolist()
+        self.chunks = distinct(self._chunk_of).tolist()
         self._mine = [np.flatnonzero(self._chunk_of == number) for number in self.chunks]  # fragments in each chunk
         for number, mine in zip(self.chunks, self._mine):
             at = fragments[mine] - reader.chunk_bounds[number]
