@@ -42,20 +42,20 @@ class Costs(NamedTuple):
 # CPU time in microseconds, measured on 2026-11-28 on two shared cores, beside other work: steps and episodes by
 # --measure, batches and writers with 1,500 batches of one writer and one batch of each of 400 writers.
 CPU = {
-    "open": Costs(0, 0.33, 300, 800),
+    "open": Costs(0, 0.28, 300, 800),
     "refresh, nothing new": Costs(0, 0, 50, 140),
-    "scan": Costs(0.1, 4, 300, 800),
-    "check": Costs(0.13, 2.8, 2200, 2800),
+    "scan": Costs(0.057, 3.2, 300, 800),
+    "check": Costs(0.07, 1.1, 2200, 2800),
     "push": Costs(0.03, 0, 630, 1700),
     "push, nothing new": Costs(0, 0, 110, 160),
-    "compact": Costs(0.135, 8.2, 1400, 2500),
+    "compact": Costs(0.125, 2.5, 1400, 2500),
 }
 MEMORY = {  # bytes; check reads one writer after the other
     "open": Costs(0, 145, 7600, 6000),
-    "compact": Costs(0, 430, 7600, 12000),
+    "compact": Costs(0, 260, 7600, 12000),
 }
 # Windows of a stream hold steps in memory, up to a number of bytes: their CPU time and memory, without opening.
-HELD_CPU, HELD_MEMORY, MOST_HELD_BYTES = Costs(0.3, 3.4), Costs(30, 250), 1 << 30
+HELD_CPU, HELD_MEMORY, MOST_HELD_BYTES = Costs(0.215, 2.1), Costs(30, 250), 1 << 30
 CHECK_BYTES_PER_EPISODE, BYTES_PER_OPERATION = 240, 10e6
 
 
