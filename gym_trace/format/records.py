@@ -129,7 +129,7 @@ def checked(file: Reader, offset: int, column: ColumnDescriptor, blocks: range |
 def verify(column: ColumnDescriptor, blob: Buffer) -> None:
     """Decode all rows of a column; those in blocks block by block, as they may be read. Raises CorruptTrace."""
     if column.dtype == MSGPACK and column.full_size <= MAX_CONTAINERS:
-        unpacked(list(set(packed_values(column, blob))))
+        unpacked(list(dict.fromkeys(packed_values(column, blob))))
         return
     blocks = range(0 if column.blocks is None else column.blocks.total)
     parts = {run: checked(MemoryReader(blob), 0, column, run) for run in (range(n, n + 1) for n in blocks)}

@@ -16,6 +16,7 @@ from gym_trace.data.packing import pack
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import (
+    MSGPACK,
     Blocks,
     ColumnDescriptor,
     ColumnEncoder,
@@ -25,6 +26,7 @@ from gym_trace.format.columns import (
     packed_values,
     parse_column,
 )
+from gym_trace.format.records import verify
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES, DICTIONARY, BLOCKS = 1, 2, 4, 8, 16, 32, 64
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
@@ -406,6 +408,15 @@ def test_value_lengths_that_do_not_match_the_column_raise(lengths: list[int]) ->
     column = ColumnDescriptor(("a",), "msgpack", (), len(lengths), 0, len(raw), len(raw), 0)
     with pytest.raises(CorruptTrace):
         decode(column, raw)
+
+
+def test_the_first_of_many_invalid_values_is_reported() -> None:
+    values = [b"\xdd" + length.to_bytes(4, "big") for length in range(1000, 1100)]  # lists without their items
+    blob = np.full(len(values), 5, "<u4").tobytes() + b"".join(values)
+    column = parse_column([["infos"], MSGPACK, [], len(values), 0, len(blob), len(blob), crc32(blob)])
+    for read in (verify, decode):
+        with pytest.raises(CorruptTrace, match="1000 exceeds"):
+            read(column, blob)
 
 
 def test_damaged_dictionaries_raise() -> None:
