@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gym_trace.data.values import is_utf8
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.playback.episode_index import RecordedEpisodes
 from gym_trace.storage.interrupts import interruptible
@@ -93,6 +94,8 @@ def _tables_of(traces: Sequence[RecordedEpisodes]) -> dict[str, TraceDataset]:
 
 def _connected(tables: dict[str, TraceDataset], text: str = "") -> Any:
     """Return a connection with these views. text: the query; most queries of steps save the work for the other view."""
+    if not is_utf8(text):
+        raise InvalidOption("sql: the query is not valid UTF-8")
     connected = duckdb.connect()
     try:
         is_of_steps = connected.get_table_names(text) == {STEPS}

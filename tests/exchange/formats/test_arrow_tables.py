@@ -387,6 +387,8 @@ def test_an_invalid_query_is_a_usage_error(recorded: Path) -> None:
     empty = run("sql", recorded, " ; ")
     assert (empty.exit_code, empty.stderr) == (2, "error: sql: the query is empty; pass a SELECT\n")
     assert "is a directory; pass DIR, then QUERY" in run("sql", "SELECT 1", recorded).stderr
+    for more in ((), ("-o", recorded / "rows.csv")):
+        assert run("sql", recorded, "SELECT '\udc80'", *more).stderr == "error: sql: the query is not valid UTF-8\n"
 
 
 class Nested(ToyEnv):
