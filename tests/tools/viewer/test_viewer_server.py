@@ -435,18 +435,21 @@ def test_answers_that_are_not_read_lock_nobody_out(directory: Path, monkeypatch:
     monkeypatch.setattr(server, "_MOST_NEW", 3)
     with served(viewed(directory)) as viewer, contextlib.ExitStack() as opened:
         connections = viewer._server.server_state.connections
+        names: list[Any] = []
         for _ in range(3):
             client = opened.enter_context(socket.socket())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
             client.connect(("127.0.0.1", viewer.port))
             client.setblocking(False)
+            names.append(client.getsockname())
             for _ in range(6000):
-                if any(one.flow.write_paused for one in connections if one.client == client.getsockname()):
+                if any(one.flow.write_paused for one in connections if one.client == names[-1]):
                     break
                 with contextlib.suppress(OSError):
                     client.send(b"GET /api/traces HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
                 time.sleep(0.01)
         assert raw_request(viewer.port, "/api/traces", viewer.url.partition("token=")[2])[0] == 200
+        assert names[0] not in [one.client for one in connections]  # the oldest one made room
 
 
 @pytest.mark.parametrize(
