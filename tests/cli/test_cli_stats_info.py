@@ -22,7 +22,7 @@ from scripted_env import CountingEnv, OddSpace, Result, ScriptedEnv
 from shell import ok, run, strict_json
 
 from gym_trace.data.values import without_addresses
-from gym_trace.envs.spaces import describe
+from gym_trace.envs.spaces import describe, inferred, restore
 from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
@@ -250,6 +250,11 @@ def test_info_shows_a_space_that_cannot_be_rebuilt_as_it_was_recorded(tmp_path: 
 )
 def test_spaces_are_shown_as_gymnasium_prints_them(space: gymnasium.Space) -> None:
     assert space_text(describe(space)) == repr(space)
+
+
+def test_the_space_of_an_empty_value_is_shown_as_gymnasium_prints_it() -> None:
+    space = inferred(np.zeros((2, 0), np.float32))
+    assert space_text(space) == repr(restore(space)) == "Box([], [], (2, 0), float32)"
 
 
 def test_a_malformed_space_is_unknown() -> None:

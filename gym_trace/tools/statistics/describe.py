@@ -215,7 +215,7 @@ def _text_of(space: PlainSpace) -> str:
 
 def _bound_text(bound: PlainSpace, shape: tuple[int, ...]) -> str:
     stored = from_array_map(bound, tuple(bound["shape"]))
-    is_uniform = stored.size > 0 and stored.min() == stored.max()
+    is_uniform = stored.size > 0 and 0 not in shape and stored.min() == stored.max()
     return str(stored.min() if is_uniform else np.broadcast_to(stored, shape))
 
 
