@@ -36,6 +36,7 @@ from gym_trace.format.kernels import crc32
 from gym_trace.format.listed_manifests import ListedManifest
 from gym_trace.playback.episode_index import index_of
 from gym_trace.playback.trace import open_trace
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.recording.dead_rings import take_in_rings
 from gym_trace.recording.publishing.known_objects import KnownObjects, is_opaque
 from gym_trace.recording.publishing.whole_files import (
@@ -183,7 +184,7 @@ class Transfer:
         sides = (self._storage, RemoteStorage(self._url, MemoryBlocks()))
         (ours, theirs) = ({reader.writer: reader for reader in index_of(open_trace(side)).readers} for side in sides)
         for writer in sorted(ours.keys() & theirs.keys()):
-            files = [{writer_of(batch.name) for batch in side[writer].batches} for side in (ours, theirs)]
+            files = [_file_writers(side[writer]) for side in (ours, theirs)]
             if all(files) and files[0] != files[1]:
                 raise TraceExists(
                     f"{self.report.url}: holds the episodes of {writer} in other files than {self.report.directory}, "
@@ -478,6 +479,12 @@ class Transfer:
 def _sorted_names(copies: Iterable[_Copy]) -> list[str]:
     order = {kind: position for position, kind in enumerate((*_DATA, *_TEXT))}
     return [copy.name for copy in sorted(copies, key=lambda copy: (order[str(kind_of(copy.name))], copy.name))]
+
+
+def _file_writers(reader: WriterReader) -> set[str | None]:
+    """Return the writers that name the batches of a writer, also of those that an interrupted pull has not copied."""
+    names = [batch.name for batch in reader.batches] + [os.path.basename(damage.path) for damage in reader.damage]
+    return {writer_of(name) for name in names if kind_of(name) == "batch"}
 
 
 def _listed_crcs(storage: ReadStorage | None, copies: Collection[object]) -> dict[str, int]:

@@ -434,6 +434,18 @@ def test_a_compacted_trace_is_not_put_next_to_its_old_files(trace: Path, url: st
     assert push(tmp_path / "another", url).remarks == [f"{url}: has 2 other writers, and keeps them"]
 
 
+def test_a_compacted_trace_is_not_pulled_next_to_older_manifests(trace: Path, url: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("a.manifest.jsonl", "b.manifest.jsonl"):
+        (copy / name).write_bytes((trace / name).read_bytes())
+    compact(trace, in_place=True)
+    push(trace, url)
+    with pytest.raises(TraceExists, match=r"holds the episodes of a in other files than .*'edit compact'"):
+        pull(url, copy)
+    assert len(files(copy)) == 2
+
+
 def test_a_web_server_takes_no_files(trace: Path) -> None:
     for write in (partial(push, trace), partial(TraceRecordingWrapper, CountingEnv())):
         with pytest.raises(InvalidOption, match=r"^https://x.example/t: a web server takes no files; pass .* s3://$"):
