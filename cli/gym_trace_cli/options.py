@@ -27,12 +27,13 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 def distinct(directories: Iterable[str]) -> list[str]:
-    """Return directories and URLs, each trace once, in whatever ways it is written: x, ./x/, or a link to it."""
+    """Return directories and URLs, each trace once, however it is written: x, ./x/, a file URL, or a link to it."""
     from gym_trace.storage import is_url, path_of
 
     found: dict[str, str] = {}
     for directory in directories:
-        found.setdefault(str(path_of(directory)) if is_url(directory) else os.path.realpath(directory), directory)
+        path = path_of(directory)
+        found.setdefault(str(path) if is_url(path) else os.path.realpath(path), directory)
     return list(found.values())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gym_trace.errors import InvalidOption
 from gym_trace.storage.local import LocalStorage, directories_in
 from gym_trace.storage.protocol import ReadStorage
-from gym_trace.storage.remote.address import UrlPath, is_url, local_path, redacted, url_of
+from gym_trace.storage.remote.address import UrlPath, local_path, redacted, url_of
 
 
 def storage_at(
@@ -58,10 +58,13 @@ def absolute(storage: ReadStorage) -> ReadStorage:
 
 
 def path_of(root: str) -> Path:
-    """Return the root of a storage as a path; that of a URL keeps its slashes. Raises InvalidOption for s3:// alone.
+    """Return the root of a storage as a path; a URL keeps its slashes, but file:///x is /x.
+
+    Raises InvalidOption for s3:// alone.
 
     Examples:
         >>> gym_trace.storage.path_of("/data/cartpole").name
         'cartpole'
     """
-    return UrlPath(url_of(root)) if is_url(root) else Path(root)
+    local = local_path(root)
+    return UrlPath(url_of(root)) if local is None else Path(local)

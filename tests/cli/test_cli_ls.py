@@ -66,7 +66,7 @@ def test_a_trace_that_is_written_in_several_ways_counts_once(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLES / "two-writers", "t")
     os.symlink("t", "link")
-    ways = ("t", "./t/", "t", "link", tmp_path / "t")
+    ways = ("t", "./t/", "t", "link", tmp_path / "t", (tmp_path / "t").as_uri())
     assert len(ok("ls", *ways).stdout.splitlines()) == 2
     count = len(open_trace("t"))
     runs, episodes, *_ = ok("compare", *(f"same={way}" for way in ways)).stdout.splitlines()[1:]
